@@ -1,0 +1,1 @@
+"""The kit by which other writers and readers prove that they conform; rests on the format alone."""

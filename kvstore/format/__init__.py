@@ -1,0 +1,1 @@
+"""The format: bytes in, frozen objects out. No files, clock, database or mlx."""

@@ -72,7 +72,7 @@ def parse_canonical(data: bytes | bytearray | memoryview, limit: int, what: str 
     return value
 
 
-def number_text(value: int | float) -> str:
+def number_text(value: float) -> str:
     """A number as the shortest ECMAScript text, for use as a JSON string.
 
     Integral values are written as integers. Raises for NaN and infinities.

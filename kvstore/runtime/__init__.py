@@ -1,0 +1,1 @@
+"""The only layer that imports mlx and mlx_lm."""

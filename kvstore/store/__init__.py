@@ -1,0 +1,1 @@
+"""The store of bytes, manifests and receipts; it needs no mlx."""
