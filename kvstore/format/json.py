@@ -18,7 +18,7 @@ from kvstore.limits import MAX_EXACT_INT, MAX_JSON_DEPTH
 
 __all__ = ["Json", "canonical_bytes", "number_text", "parse_canonical"]
 
-Json: TypeAlias = "None | bool | int | str | list[Json] | dict[str, Json]"
+Json: TypeAlias = "bool | int | str | list[Json] | dict[str, Json] | None"
 
 _BOM = b"\xef\xbb\xbf"
 _OPEN_OR_CLOSE = re.compile(rb'"(?:[^"\\]|\\.)*"|[\[\]{}]', re.DOTALL)

@@ -1,0 +1,265 @@
+"""Layer records: the kinds of cache that the format knows, and what each one must hold.
+
+Kinds are named by what they are, never after a library's classes. A kind is a row of
+:data:`KINDS`: its scalars, the tensors it holds and which of their axes runs over
+tokens, and whether the record may be cut. Adding a kind is adding a row here, one
+runtime class in ``kvstore.runtime.kinds``, and a section of SPEC.md.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any, Final, Literal
+
+from kvstore.errors import fail
+from kvstore.format.fields import Fields, expect_object
+from kvstore.format.json import Json
+from kvstore.format.tensors import parse_dtype
+from kvstore.limits import MAX_DIM, MAX_LAYERS, MAX_RANK, MAX_TOKENS
+
+__all__ = ["KINDS", "Kind", "LayerRecord", "Role", "Span", "TensorRecord", "leaves", "parse_layers"]
+
+Scalar = int | str | tuple[int, ...] | None
+SpanKind = Literal["tokens", "rows", "state"]
+
+
+@dataclass(frozen=True, slots=True)
+class Role:
+    """One tensor of a kind: the axis that runs over tokens (None for a snapshot) and whether it must be there."""
+
+    axis: int | None
+    rank: int | None = None
+    required: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """One row of the registry of kinds.
+
+    Attributes:
+        scalars: Field name to its type: ``int``, ``text``, ``ints?`` (array or null).
+        roles: Tensor role to :class:`Role`; empty for ``list``.
+        span: How token rows are grouped: by absolute position, by stored row, or as one snapshot.
+    """
+
+    name: str
+    scalars: Mapping[str, str]
+    roles: Mapping[str, Role]
+    span: SpanKind
+
+
+_KV: Final = {"k": Role(2, 4), "v": Role(2, 4)}
+_QUANTIZED: Final = {
+    f"{side}.{part}": Role(2, 4, part != "biases") for side in "kv" for part in ("words", "scales", "biases")
+}
+_SPARSE: Final = {"positions": Role(1, 2, required=False)}
+_QUANTIZATION: Final = {"bits": "int", "group_size": "int", "mode": "text"}
+
+KINDS: Final[Mapping[str, Kind]] = MappingProxyType({
+    kind.name: kind
+    for kind in (
+        Kind("kv", {"offset": "int"}, _KV, "tokens"),
+        Kind("kv-quantized", {"offset": "int", **_QUANTIZATION}, _QUANTIZED, "tokens"),
+        Kind("kv-rotating", {"offset": "int", "max_size": "int", "keep": "int", "ring_index": "int"}, _KV, "tokens"),
+        Kind("kv-chunked", {"offset": "int", "chunk_size": "int", "start": "int"}, _KV, "tokens"),
+        Kind("kv-concatenated", {"offset": "int"}, _KV, "tokens"),
+        Kind("kv-sparse", {"offset": "int"}, {**_KV, **_SPARSE}, "rows"),
+        Kind("kv-sparse-quantized", {"offset": "int", **_QUANTIZATION}, {**_QUANTIZED, **_SPARSE}, "rows"),
+        Kind("state", {"slots": "int", "left_padding": "ints?", "lengths": "ints?"}, {}, "state"),
+        Kind("list", {}, {}, "state"),
+    )
+})  # fmt: skip
+
+QUANTIZATION_BITS: Final = (2, 3, 4, 5, 6, 8)
+QUANTIZATION_GROUPS: Final = (16, 32, 64, 128)
+BIASED_MODES: Final = ("affine",)
+UNBIASED_MODES: Final = ("mxfp4", "mxfp8", "nvfp4")
+_SLOT: Final = re.compile(r"slot\.(0|[1-9][0-9]{0,3})", re.ASCII)
+
+
+@dataclass(frozen=True, slots=True)
+class TensorRecord:
+    """One tensor of a layer: dtype and full logical shape."""
+
+    dtype: str
+    shape: tuple[int, ...]
+
+    def to_json(self) -> dict[str, Json]:
+        """The JSON object."""
+        return {"dtype": self.dtype, "shape": list(self.shape)}
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """What a layer's rows cover: ``keep`` rows from position 0, then ``rows`` from ``start``."""
+
+    kind: SpanKind
+    start: int
+    rows: int
+    keep: int
+
+
+@dataclass(frozen=True, slots=True)
+class LayerRecord:
+    """One layer of the cache: its kind, scalars, tensors by role, and for a list its children."""
+
+    kind: str
+    scalars: Mapping[str, Scalar]
+    tensors: Mapping[str, TensorRecord]
+    children: tuple[LayerRecord, ...] = ()
+
+    @property
+    def offset(self) -> int | None:
+        """Logical token count, or None where the kind has none."""
+        return self._int("offset") if "offset" in self.scalars else None
+
+    @property
+    def never_written(self) -> bool:
+        """Whether the layer has not seen any token: no tensors at all."""
+        return self.kind != "list" and not self.tensors
+
+    @property
+    def rows(self) -> int:
+        """Stored rows along the token axis; 0 for snapshots and for layers never written."""
+        for role, record in self.tensors.items():
+            axis = self.axis(role)
+            if axis is not None:
+                return record.shape[axis]
+        return 0
+
+    @property
+    def span(self) -> Span | None:
+        """The rows that payloads must hold for this layer, or None where there are none."""
+        if KINDS[self.kind].span == "state":
+            return Span("state", 0, 0, 0) if self.tensors else None
+        rows = self.rows
+        if rows == 0:
+            return None
+        if KINDS[self.kind].span == "rows":
+            return Span("rows", 0, rows, 0)
+        start, keep = self._window()
+        return Span("tokens", start, rows - keep, keep)
+
+    @property
+    def lowest_cut(self) -> int:
+        """The least token count that this layer can be cut back to; its offset where it cannot be cut.
+
+        -1 where the kind has no offset: only the saved position itself.
+        """
+        offset = self.offset
+        if offset is None:
+            return -1
+        if self.kind in ("kv", "kv-quantized"):
+            return 0
+        if self.kind == "kv-rotating":
+            # A full ring has overwritten what an earlier position would read. One token
+            # back, the only row that is missing is the one that the next update replaces.
+            if offset == self.rows:
+                return 0
+            return offset if self._int("keep") or self.rows != self._int("max_size") else offset - 1
+        if self.kind == "kv-chunked":
+            start = self._int("start")
+            return min(offset, start + self._int("chunk_size")) if start else 0
+        return offset
+
+    def axis(self, role: str) -> int | None:
+        """The axis of ``role`` that runs over tokens, or None."""
+        known = KINDS[self.kind].roles.get(role)
+        return None if known is None else known.axis
+
+    def integer(self, name: str) -> int:
+        """An integer scalar."""
+        return self._int(name)
+
+    def _int(self, name: str) -> int:
+        value = self.scalars[name]
+        assert isinstance(value, int)  # noqa: S101 - parse_layers proved it
+        return value
+
+    def _window(self) -> tuple[int, int]:
+        """First absolute position of the running rows, and the number of kept rows before them."""
+        offset = self.offset or 0
+        if self.kind == "kv-rotating" and offset > self.rows:
+            keep = self._int("keep")
+            return offset - (self.rows - keep), keep
+        if self.kind == "kv-chunked":
+            return self._int("start"), 0
+        return 0, 0
+
+    def to_json(self) -> dict[str, Json]:
+        """The JSON object."""
+        if self.kind == "list":
+            return {"children": [child.to_json() for child in self.children], "kind": self.kind}
+        scalars: dict[str, Json] = {k: list(v) if isinstance(v, tuple) else v for k, v in self.scalars.items()}
+        return {**scalars, "kind": self.kind, "tensors": {r: t.to_json() for r, t in self.tensors.items()}}
+
+
+def leaves(layers: tuple[LayerRecord, ...], prefix: str = "") -> Iterator[tuple[str, LayerRecord]]:
+    """Every layer that holds tensors itself, depth first, with its path (``3``, ``3.0``)."""
+    for index, layer in enumerate(layers):
+        if layer.kind == "list":
+            yield from leaves(layer.children, f"{prefix}{index}.")
+        else:
+            yield f"{prefix}{index}", layer
+
+
+def parse_layers(fields: Fields, name: str) -> tuple[LayerRecord, ...]:
+    """Parse the array of layer records; structure only, see ``manifest`` for cross-field rules."""
+    budget = [MAX_LAYERS]
+    return tuple(_layer(item, where, budget, depth=0) for item, where in fields.items(name, limit=MAX_LAYERS))
+
+
+def _layer(value: Any, where: str, budget: list[int], *, depth: int) -> LayerRecord:
+    budget[0] -= 1
+    if budget[0] < 0:
+        raise fail("LIMIT_EXCEEDED", where, expected=f"at most {MAX_LAYERS} layers", found="more")
+    kind_name = Fields(value, where, None).text("kind")
+    kind = KINDS.get(kind_name)
+    if kind is None:
+        raise fail(
+            "KIND_UNSUPPORTED", f"{where}.kind", expected="one of " + ", ".join(KINDS), found=kind_name,
+            fix="Upgrade kvstore, or recompute the cache.",
+        )  # fmt: skip
+    if kind_name == "list":
+        return _list(value, where, budget, depth)
+    fields = Fields(value, where, ("kind", "tensors", *kind.scalars))
+    scalars = {name: _scalar(fields, name, kind.scalars[name]) for name in sorted(kind.scalars)}
+    return LayerRecord(kind_name, MappingProxyType(scalars), _tensors(fields, kind))
+
+
+def _list(value: Any, where: str, budget: list[int], depth: int) -> LayerRecord:
+    fields = Fields(value, where, ("children", "kind"))
+    children = tuple(
+        _layer(item, path, budget, depth=depth + 1) for item, path in fields.items("children", limit=MAX_LAYERS)
+    )
+    return LayerRecord("list", MappingProxyType({}), MappingProxyType({}), children)
+
+
+def _scalar(fields: Fields, name: str, kind: str) -> Scalar:
+    if kind == "int":
+        return fields.integer(name, high=MAX_TOKENS)
+    if kind == "text":
+        return fields.text(name)
+    return fields.nullable(name, lambda n: fields.integers(n, limit=1, low=-MAX_TOKENS, high=MAX_TOKENS))
+
+
+def _tensors(fields: Fields, kind: Kind) -> Mapping[str, TensorRecord]:
+    where = fields.path("tensors")
+    value = expect_object(fields.get("tensors"), where)
+    unknown = sorted(r for r in value if r not in kind.roles and not (kind.name == "state" and _SLOT.fullmatch(r)))
+    if unknown:
+        raise fail(
+            "TENSOR_SET_MISMATCH", f"{where} has a tensor that {kind.name} does not know",
+            expected=sorted(kind.roles), found=unknown[0],
+        )  # fmt: skip
+    order = sorted(value, key=lambda role: (len(role), role) if kind.name == "state" else (0, role))
+    return MappingProxyType({role: _tensor(value[role], f"{where}.{role}") for role in order})
+
+
+def _tensor(value: Any, where: str) -> TensorRecord:
+    fields = Fields(value, where, ("dtype", "shape"))
+    dtype = parse_dtype(fields.get("dtype"), fields.path("dtype"))
+    return TensorRecord(dtype, fields.integers("shape", limit=MAX_RANK, high=MAX_DIM))

@@ -1,0 +1,259 @@
+"""The manifest: what one cache is. A pure function of model, prefix, state and method.
+
+No time, host, codec, library version or name is in it, so putting the same cache twice
+gives the same bytes. The SHA-256 of those bytes is the *entry id*. Unknown fields,
+kinds, features and versions are refused: a misread cache is silent wrong output, and
+computing it again is cheap.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Final
+
+from kvstore.errors import fail
+from kvstore.format.digest import Digest, Readable, sha256_digest
+from kvstore.format.fields import NAME, Fields
+from kvstore.format.groups import Group, PayloadRef, check_groups, parse_groups, parse_payload_ref
+from kvstore.format.json import Json, canonical_bytes, parse_canonical
+from kvstore.format.layers import LayerRecord, leaves, parse_layers
+from kvstore.format.model import ModelRecord, TokenizerRecord, parse_model, parse_tokenizer
+from kvstore.format.prefix import MediaItem, TokenIds, parse_media, parse_namespace, prefix_digest
+from kvstore.format.rules import check_layers
+from kvstore.format.tensors import TensorSpec, payload_size
+from kvstore.limits import MAX_MANIFEST_BYTES, MAX_TOKENS
+
+__all__ = [
+    "MANIFEST_MEDIA_TYPE", "PROFILES", "Manifest", "MethodRecord", "PrefixRecord", "check_prefix", "parse_manifest",
+    "token_spec",
+]  # fmt: skip
+
+MANIFEST_MEDIA_TYPE: Final = "application/vnd.kvstore.manifest.v1+json"
+PROFILES: Final = ("generic/1",)
+_CONTINUATION: Final = re.compile(r"[a-z][a-z0-9_]*", re.ASCII)
+_MAX_CONTINUATION: Final = 64
+_MAX_METHOD_TEXT: Final = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class MethodRecord:
+    """The lossy method that made the state, and its config as verbatim foreign JSON text with its digest."""
+
+    name: str
+    config: str
+    config_digest: Digest
+
+    @classmethod
+    def make(cls, name: str, config: str) -> MethodRecord:
+        """A record with the digest computed."""
+        return cls(name, config, sha256_digest(config.encode()))
+
+    def to_json(self) -> dict[str, Json]:
+        """The JSON object."""
+        return {"config": self.config, "config_digest": self.config_digest, "name": self.name}
+
+
+@dataclass(frozen=True, slots=True)
+class PrefixRecord:
+    """The token prefix: count, chain digest, the payload of the token ids, and the media in it."""
+
+    token_count: int
+    digest: Digest
+    token_ids: PayloadRef
+    media: tuple[MediaItem, ...] = ()
+
+    def to_json(self) -> dict[str, Json]:
+        """The JSON object."""
+        return {
+            "digest": self.digest,
+            "media": [item.to_json() for item in self.media],
+            "token_count": self.token_count,
+            "token_ids": self.token_ids.to_json(),
+        }
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """One entry: see SPEC.md, section Manifest, for every field."""
+
+    model: ModelRecord
+    tokenizer: TokenizerRecord
+    namespace: str
+    prefix: PrefixRecord
+    layers: tuple[LayerRecord, ...]
+    groups: tuple[Group, ...]
+    method: MethodRecord | None = None
+    continuation: tuple[tuple[str, int | str], ...] = ()
+    profile: str = "generic/1"
+
+    @cached_property
+    def data(self) -> bytes:
+        """The canonical bytes."""
+        return canonical_bytes(self.to_json())
+
+    @cached_property
+    def entry_id(self) -> Digest:
+        """SHA-256 of the canonical bytes."""
+        return sha256_digest(self.data)
+
+    @cached_property
+    def leaves(self) -> Mapping[str, LayerRecord]:
+        """Leaf layers by path, in cache order."""
+        return dict(leaves(self.layers))
+
+    @property
+    def token_count(self) -> int:
+        """Tokens that the cache is the state of."""
+        return self.prefix.token_count
+
+    @property
+    def lowest_cut(self) -> int:
+        """The least token count that the whole entry can be cut back to (``token_count`` if it cannot)."""
+        cuts = [self.token_count if leaf.lowest_cut < 0 else leaf.lowest_cut
+                for leaf in self.leaves.values() if not leaf.never_written]  # fmt: skip
+        return max(cuts, default=self.token_count)
+
+    @property
+    def asserted(self) -> bool:
+        """Whether no layer has an offset, so that the token count is the caller's word."""
+        return all(leaf.offset is None or leaf.never_written for leaf in self.leaves.values())
+
+    def payloads(self) -> tuple[PayloadRef, ...]:
+        """Every payload that the state needs (token ids excluded), in group order, each once."""
+        return tuple(dict.fromkeys(ref for group in self.groups for ref in group.payloads))
+
+    def to_json(self) -> dict[str, Json]:
+        """The JSON object."""
+        return {
+            "continuation": dict(self.continuation),
+            "features": [],
+            "groups": [group.to_json() for group in self.groups],
+            "layers": [layer.to_json() for layer in self.layers],
+            "media_type": MANIFEST_MEDIA_TYPE,
+            "method": None if self.method is None else self.method.to_json(),
+            "model": self.model.to_json(),
+            "namespace": self.namespace,
+            "prefix": self.prefix.to_json(),
+            "profile": self.profile,
+            "tokenizer": self.tokenizer.to_json(),
+        }
+
+
+def parse_manifest(data: Readable) -> Manifest:
+    """Steps 1 to 4 of the reading order: size, canonical JSON, fields, cross-field rules.
+
+    Raises:
+        InvalidError, UnsupportedError: with the code of the first rule that fails.
+    """
+    value = parse_canonical(data, MAX_MANIFEST_BYTES, "manifest")
+    return check_manifest(manifest_from_json(value))
+
+
+def manifest_from_json(value: Any) -> Manifest:
+    """Step 3 alone: the fields, without cross-field rules."""
+    _check_envelope(value)
+    fields = Fields(value, "", (
+        "continuation", "features", "groups", "layers", "media_type", "method", "model", "namespace", "prefix",
+        "profile", "tokenizer",
+    ))  # fmt: skip
+    return Manifest(
+        model=parse_model(fields.get("model")),
+        tokenizer=parse_tokenizer(fields.get("tokenizer")),
+        namespace=parse_namespace(fields.get("namespace"), "namespace"),
+        prefix=_prefix(fields.get("prefix")),
+        layers=parse_layers(fields, "layers"),
+        groups=parse_groups(fields, "groups"),
+        method=fields.nullable("method", lambda name: _method(fields.get(name))),
+        continuation=_continuation(fields),
+        profile=fields.text("profile"),
+    )
+
+
+def check_manifest(manifest: Manifest) -> Manifest:
+    """Step 4: the cross-field rules. Returns the manifest."""
+    check_layers(manifest.layers, manifest.token_count)
+    check_groups(manifest.groups, manifest.layers)
+    expected = payload_size([token_spec(manifest.token_count)])
+    if manifest.prefix.token_ids.size != expected:
+        raise fail(
+            "PAYLOAD_SIZE_MISMATCH", "prefix.token_ids.size", expected=expected, found=manifest.prefix.token_ids.size
+        )
+    return manifest
+
+
+def check_prefix(manifest: Manifest, ids: TokenIds) -> None:
+    """Prove that ``ids`` are the entry's token ids.
+
+    Raises:
+        InvalidError: PREFIX_CHAIN_MISMATCH or TOKEN_COUNT_MISMATCH.
+    """
+    if ids.size != manifest.token_count:
+        raise fail("TOKEN_COUNT_MISMATCH", "token ids", expected=manifest.token_count, found=int(ids.size))
+    found = prefix_digest(manifest.model.digest, manifest.namespace, ids, manifest.prefix.media)
+    if found != manifest.prefix.digest:
+        raise fail("PREFIX_CHAIN_MISMATCH", "prefix.digest", expected=manifest.prefix.digest, found=found)
+
+
+def token_spec(count: int) -> TensorSpec:
+    """The one tensor of the token-ids payload."""
+    return TensorSpec("token_ids", "U32", (count,))
+
+
+def _check_envelope(value: Any) -> None:
+    """Media type, features and profile decide whether the rest can be understood at all."""
+    head = Fields(value, "", None)
+    media_type = head.text("media_type")
+    if media_type != MANIFEST_MEDIA_TYPE:
+        raise fail("MEDIA_TYPE_UNKNOWN", "media_type", expected=MANIFEST_MEDIA_TYPE, found=media_type)
+    features = head.items("features", limit=256)
+    if features:
+        raise fail(
+            "FEATURE_UNSUPPORTED", "features", expected="none that this release lacks",
+            found=[str(feature)[:64] for feature, _ in features], fix="Upgrade kvstore.",
+        )  # fmt: skip
+    profile = head.text("profile")
+    if profile not in PROFILES:
+        raise fail("PROFILE_UNSUPPORTED", "profile", expected=list(PROFILES), found=profile)
+
+
+def _prefix(value: Any) -> PrefixRecord:
+    fields = Fields(value, "prefix", ("digest", "media", "token_count", "token_ids"))
+    count = fields.integer("token_count", low=1, high=MAX_TOKENS)
+    return PrefixRecord(
+        token_count=count,
+        digest=fields.digest("digest"),
+        token_ids=parse_payload_ref(fields.get("token_ids"), fields.path("token_ids")),
+        media=parse_media(fields, "media", count),
+    )
+
+
+def _method(value: Any) -> MethodRecord:
+    fields = Fields(value, "method", ("config", "config_digest", "name"))
+    text = fields.text("config", limit=_MAX_METHOD_TEXT)
+    record = MethodRecord(fields.text("name", grammar=NAME), text, fields.digest("config_digest"))
+    actual = sha256_digest(text.encode())
+    if record.config_digest != actual:
+        raise fail("FIELD_FORMAT", "method.config_digest", expected=actual, found=record.config_digest)
+    return record
+
+
+def _continuation(fields: Fields) -> tuple[tuple[str, int | str], ...]:
+    """Scalars beside the cache that a model needs to go on (M-RoPE deltas and the like)."""
+    where = fields.path("continuation")
+    value = fields.get("continuation")
+    inner = Fields(value, where, None)
+    if len(value) > _MAX_CONTINUATION:
+        raise fail("LIMIT_EXCEEDED", where, expected=f"at most {_MAX_CONTINUATION}", found=len(value))
+    for name in value:
+        if _CONTINUATION.fullmatch(name) is None:
+            raise fail("FIELD_FORMAT", f"{where}.{name}", expected=_CONTINUATION.pattern, found=name)
+    return tuple(
+        (name, inner.text(name) if isinstance(value[name], str) else _signed(inner, name)) for name in sorted(value)
+    )
+
+
+def _signed(fields: Fields, name: str) -> int:
+    return fields.integer(name, low=-(2**53 - 1))
