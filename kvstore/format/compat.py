@@ -124,8 +124,10 @@ def _model(want: ModelRecord, have: ModelRecord) -> Iterator[Mismatch]:
         ("MODEL_MISMATCH", "model.model_type", want.model_type, have.model_type)
     ]
     wanted, found = dict(want.geometry), dict(have.geometry)
-    for name in sorted(wanted.keys() | found.keys()):
-        pairs.append(("MODEL_MISMATCH", f"model.geometry.{name}", wanted.get(name), found.get(name)))
+    pairs.extend(
+        ("MODEL_MISMATCH", f"model.geometry.{name}", wanted.get(name), found.get(name))
+        for name in sorted(wanted.keys() | found.keys())
+    )
     pairs.append(("MODEL_MISMATCH", "model.config", want.config, have.config))
     a, b = want.to_json(), have.to_json()
     pairs.append(("ADAPTER_MISMATCH", "model.adapter", a["adapter"], b["adapter"]))
