@@ -58,6 +58,7 @@ CODES: Final[dict[str, Code]] = {
     "FIELD_RANGE": Code("schema", _I, "A number or a length is outside its range."),
     "DIGEST_ALGORITHM_UNSUPPORTED": Code("schema", _U, "A digest uses an algorithm that is not known."),
     "LIMIT_EXCEEDED": Code("schema", _I, "A count or size is above a limit of the format."),
+    "SHARD_UNSUPPORTED": Code("schema", _U, "The model runs on more than one rank."),
     # semantic
     "TENSOR_SET_MISMATCH": Code("semantic", _I, "A layer's tensors are not those that its kind requires."),
     "SHAPE_INCONSISTENT": Code("semantic", _I, "A tensor's shape contradicts its layer or its group."),
@@ -67,7 +68,6 @@ CODES: Final[dict[str, Code]] = {
     "CACHE_STATE_INVALID": Code("semantic", _I, "A layer's scalars describe a state that cannot exist."),
     "PAYLOAD_SIZE_MISMATCH": Code("semantic", _I, "A descriptor's size is not that of its tensors' canonical form."),
     "LAYOUT_DIGEST_MISMATCH": Code("semantic", _I, "A layout digest is not that of the buffers it names."),
-    "PREFIX_CHAIN_MISMATCH": Code("semantic", _I, "The prefix digest is not that of the token ids."),
     # compat
     "MODEL_MISMATCH": Code("compat", _C, "Weights, config or geometry are those of another model."),
     "ADAPTER_MISMATCH": Code("compat", _C, "The adapter or its scale is another."),
@@ -81,7 +81,6 @@ CODES: Final[dict[str, Code]] = {
     "CUT_NOT_POSSIBLE": Code("compat", _C, "The entry cannot be restored at that token."),
     "MODEL_UNBOUND": Code("compat", _C, "The model carries no identity, so nothing can be proved about it."),
     "BINDING_MISMATCH": Code("compat", _C, "The live parameters are not those of the identity's files."),
-    "SHARD_UNSUPPORTED": Code("compat", _U, "The model runs on more than one rank."),
     # device
     "DEVICE_BUFFER_TOO_LARGE": Code("device", "SpaceError", "A buffer is larger than the device allows."),
     "DEVICE_MEMORY_SHORT": Code("device", "SpaceError", "The buffers do not fit into the memory budget."),
@@ -109,8 +108,9 @@ CODES: Final[dict[str, Code]] = {
     "ST_SHAPE_OVERFLOW": Code("payload", _I, "A shape's byte count is above the limit."),
     "ST_NOT_CANONICAL": Code("payload", _I, "A payload is not in canonical form."),
     "PAYLOAD_TENSORS_MISMATCH": Code("payload", _I, "A payload holds other tensors than the manifest says."),
+    "PREFIX_CHAIN_MISMATCH": Code("payload", _I, "The prefix digest is not that of the token ids."),
     # materialize
-    "MATERIALIZE_FAILED": Code("materialize", "KVStoreError", "Buffers could not be filled; the caller's cache is unchanged."),
+    "MATERIALIZE_FAILED": Code("materialize", "KVStoreError", "Buffers were not filled; the caller's cache is as before."),
     # capture
     "CACHE_EMPTY": Code("capture", _I, "The cache holds no tokens."),
     "CACHE_CLASS_UNKNOWN": Code("capture", _U, "A cache class has no registered kind."),

@@ -8,7 +8,7 @@ __all__ = [
     "BLOCK_TOKENS", "MAX_CHUNK_BYTES", "MAX_DIM", "MAX_EXACT_INT", "MAX_JSON_DEPTH",
     "MAX_LAYERS", "MAX_MANIFEST_BYTES", "MAX_MEDIA_ITEMS", "MAX_NAME_CHARS",
     "MAX_OBJECT_HEADER_BYTES", "MAX_PAYLOAD_BYTES", "MAX_RANK", "MAX_RECEIPT_BYTES",
-    "MAX_TENSORS_PER_PAYLOAD", "MAX_TENSOR_HEADER_BYTES", "MAX_TOKEN_ID", "MAX_TOKENS",
+    "MAX_SLOTS", "MAX_TENSORS_PER_PAYLOAD", "MAX_TENSOR_HEADER_BYTES", "MAX_TOKEN_ID", "MAX_TOKENS",
     "MAX_ZSTD_WINDOW",
 ]  # fmt: skip
 
@@ -22,6 +22,8 @@ MAX_MANIFEST_BYTES: Final = 16 * 2**20
 MAX_RECEIPT_BYTES: Final = 16 * 2**20
 MAX_LAYERS: Final = 4096
 """Layer records of one entry, children of lists included."""
+MAX_SLOTS: Final = 4096
+"""Slots of one state layer, absent ones included."""
 MAX_MEDIA_ITEMS: Final = 4096
 MAX_NAME_CHARS: Final = 255
 MAX_RANK: Final = 8

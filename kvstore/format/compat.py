@@ -30,7 +30,7 @@ Policy = Literal["strict", "tokens"]
 Signature = Mapping[str, Mapping[str, Json]]
 
 _SIGNATURE_TAG: Final = "kvstore signature v1"
-_SHAPING: Final = ("bits", "chunk_size", "group_size", "keep", "max_size", "mode", "slots", "window_size")
+_SHAPING: Final = ("bits", "chunk_size", "group_size", "keep", "max_size", "mode", "slots")
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +133,9 @@ def _model(want: ModelRecord, have: ModelRecord) -> Iterator[Mismatch]:
     pairs.append(("ADAPTER_MISMATCH", "model.adapter", a["adapter"], b["adapter"]))
     for name in ("weights", "code", "processor"):
         pairs.extend(("MODEL_MISMATCH", f"model.{name}{at}", x, y) for at, x, y in _differences(a[name], b[name]))
-    yield from (Mismatch(*pair) for pair in pairs if pair[2] != pair[3])
+    differing = [Mismatch(*pair) for pair in pairs if pair[2] != pair[3]]
+    # Other digests never pass, even where nothing that is compared by name differs (a forged file size).
+    yield from differing or [Mismatch("MODEL_MISMATCH", "model.digest", want.digest, have.digest)]
 
 
 def _differences(want: Json, have: Json) -> Iterator[tuple[str, Json, Json]]:
@@ -158,7 +160,7 @@ def _tokenizer(have: TokenizerRecord, wanted: Wanted) -> Iterator[Mismatch]:
 def _signatures(want: Signature, have: Signature) -> Iterator[Mismatch]:
     if len(want) != len(have):
         yield Mismatch("LAYER_COUNT_MISMATCH", "layers", len(want), len(have))
-    for path in want.keys() | have.keys():
+    for path in dict.fromkeys([*want, *have]):
         if want.get(path) != have.get(path):
             yield from _leaf_mismatch(path, want.get(path), have.get(path))
 

@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, cast, get_args
 
-from kvstore.errors import fail
+from kvstore.errors import KVStoreError, fail
 from kvstore.format.digest import Digest
 from kvstore.format.fields import Fields, expect_text
 from kvstore.format.json import Json
@@ -178,12 +178,20 @@ def _check_payloads(index: int, group: Group, layers: Mapping[str, LayerRecord])
     sizes: dict[int, int] = {}
     for number, (part, ref) in enumerate(zip(parts, group.payloads, strict=True)):
         if part.rows not in sizes:
-            sizes[part.rows] = payload_size(segment_tensors(group.layers, layers, part))
+            sizes[part.rows] = _expected_size(f"groups[{index}].payloads[{number}]", group, layers, part)
         if ref.size != sizes[part.rows]:
             raise fail(
                 "PAYLOAD_SIZE_MISMATCH", f"groups[{index}].payloads[{number}].size", expected=sizes[part.rows],
                 found=ref.size,
             )  # fmt: skip
+
+
+def _expected_size(where: str, group: Group, layers: Mapping[str, LayerRecord], part: Segment) -> int:
+    """The size in canonical form. A payload above the format's limits has none that a reference could give."""
+    try:
+        return payload_size(segment_tensors(group.layers, layers, part))
+    except KVStoreError as error:
+        raise fail("PAYLOAD_SIZE_MISMATCH", f"{where} can hold no such tensors: {error.message}") from None
 
 
 def _show(span: Span, paths: tuple[str, ...]) -> str:

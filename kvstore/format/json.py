@@ -21,7 +21,8 @@ __all__ = ["Json", "canonical_bytes", "number_text", "parse_canonical"]
 Json: TypeAlias = "bool | int | str | list[Json] | dict[str, Json] | None"
 
 _BOM = b"\xef\xbb\xbf"
-_OPEN_OR_CLOSE = re.compile(rb'"(?:[^"\\]|\\.)*"|[\[\]{}]', re.DOTALL)
+# A string without an end is taken whole, else every quote in it would be tried as a start (quadratic time).
+_OPEN_OR_CLOSE = re.compile(rb'"(?:[^"\\]|\\.)*+"?|[\[\]{}]', re.DOTALL)
 
 
 def canonical_bytes(value: Json) -> bytes:
@@ -61,7 +62,7 @@ def parse_canonical(data: bytes | bytearray | memoryview, limit: int, what: str 
             text, object_pairs_hook=_pairs, parse_int=_integer, parse_float=_float, parse_constant=_constant
         )
     except json.JSONDecodeError as error:
-        raise fail("JSON_SYNTAX", f"{what} is not JSON at byte {error.pos}: {error.msg}") from None
+        raise fail("JSON_SYNTAX", f"{what} is not JSON at character {error.pos}: {error.msg}") from None
     except KVStoreError as error:
         raise type(error)(error.code, f"{what}: {error.message}", error.detail) from None
     if _dump_or_refuse(value, what) != raw:

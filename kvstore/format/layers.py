@@ -18,7 +18,7 @@ from kvstore.errors import fail
 from kvstore.format.fields import Fields, expect_object
 from kvstore.format.json import Json
 from kvstore.format.tensors import parse_dtype
-from kvstore.limits import MAX_DIM, MAX_LAYERS, MAX_RANK, MAX_TOKENS
+from kvstore.limits import MAX_DIM, MAX_LAYERS, MAX_RANK, MAX_SLOTS, MAX_TOKENS
 
 __all__ = ["KINDS", "Kind", "LayerRecord", "Role", "Span", "TensorRecord", "leaves", "parse_layers"]
 
@@ -209,10 +209,10 @@ def leaves(layers: tuple[LayerRecord, ...], prefix: str = "") -> Iterator[tuple[
 def parse_layers(fields: Fields, name: str) -> tuple[LayerRecord, ...]:
     """Parse the array of layer records; structure only, see ``manifest`` for cross-field rules."""
     budget = [MAX_LAYERS]
-    return tuple(_layer(item, where, budget, depth=0) for item, where in fields.items(name, limit=MAX_LAYERS))
+    return tuple(_layer(item, where, budget) for item, where in fields.items(name, limit=MAX_LAYERS))
 
 
-def _layer(value: Any, where: str, budget: list[int], *, depth: int) -> LayerRecord:
+def _layer(value: Any, where: str, budget: list[int]) -> LayerRecord:
     budget[0] -= 1
     if budget[0] < 0:
         raise fail("LIMIT_EXCEEDED", where, expected=f"at most {MAX_LAYERS} layers", found="more")
@@ -224,26 +224,35 @@ def _layer(value: Any, where: str, budget: list[int], *, depth: int) -> LayerRec
             fix="Upgrade kvstore, or recompute the cache.",
         )  # fmt: skip
     if kind_name == "list":
-        return _list(value, where, budget, depth)
+        return _list(value, where, budget)
     fields = Fields(value, where, ("kind", "tensors", *kind.scalars))
     scalars = {name: _scalar(fields, name, kind.scalars[name]) for name in sorted(kind.scalars)}
     return LayerRecord(kind_name, MappingProxyType(scalars), _tensors(fields, kind))
 
 
-def _list(value: Any, where: str, budget: list[int], depth: int) -> LayerRecord:
+def _list(value: Any, where: str, budget: list[int]) -> LayerRecord:
     fields = Fields(value, where, ("children", "kind"))
-    children = tuple(
-        _layer(item, path, budget, depth=depth + 1) for item, path in fields.items("children", limit=MAX_LAYERS)
-    )
+    children = tuple(_layer(item, path, budget) for item, path in fields.items("children", limit=MAX_LAYERS))
+    if not children:
+        # It would leave no trace in groups and signatures, so no rule could see it.
+        raise fail("FIELD_RANGE", fields.path("children"), expected="at least one child", found="none")
     return LayerRecord("list", MappingProxyType({}), MappingProxyType({}), children)
 
 
 def _scalar(fields: Fields, name: str, kind: str) -> Scalar:
     if kind == "int":
-        return fields.integer(name, high=MAX_TOKENS)
+        return fields.integer(name, high=MAX_SLOTS if name == "slots" else MAX_TOKENS)
     if kind == "text":
         return fields.text(name)
-    return fields.nullable(name, lambda n: fields.integers(n, limit=1, low=-MAX_TOKENS, high=MAX_TOKENS))
+    return fields.nullable(name, lambda n: _one_integer(fields, n))
+
+
+def _one_integer(fields: Fields, name: str) -> tuple[int, ...]:
+    """An array with one integer: one for each sequence of the batch, which is one."""
+    values = fields.integers(name, limit=1, low=-MAX_TOKENS, high=MAX_TOKENS)
+    if not values:
+        raise fail("FIELD_RANGE", fields.path(name), expected="one item", found="none")
+    return values
 
 
 def _tensors(fields: Fields, kind: Kind) -> Mapping[str, TensorRecord]:

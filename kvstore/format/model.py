@@ -14,12 +14,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
+from math import isfinite
 from typing import Any, Final
 
 from kvstore.errors import fail
 from kvstore.format.digest import Digest, tagged_digest
 from kvstore.format.fields import Fields
-from kvstore.format.json import Json, canonical_bytes
+from kvstore.format.json import Json, canonical_bytes, number_text
 
 __all__ = [
     "AdapterRecord", "FileRecord", "ModelRecord", "TokenizerRecord", "config_digest", "parse_model",
@@ -134,12 +135,9 @@ def parse_model(value: Any, where: str = "model") -> ModelRecord:
     )
     if fields.get("shard") is not None:
         raise fail("SHARD_UNSUPPORTED", fields.path("shard"), expected="null", found="a shard")
-    weights = _files(fields, "weights")
-    if not weights:
-        raise fail("FIELD_RANGE", fields.path("weights"), expected="at least one file", found="none")
     return ModelRecord(
         model_type=fields.text("model_type", grammar=_WORD),
-        weights=weights,
+        weights=_at_least_one(fields, "weights"),
         config=fields.digest("config"),
         code=_files(fields, "code"),
         adapter=fields.nullable("adapter", lambda name: _adapter(fields.get(name), fields.path(name))),
@@ -169,10 +167,31 @@ def _adapter(value: Any, where: str) -> AdapterRecord:
     fields = Fields(value, where, ("config", "files", "kind", "scale"))
     return AdapterRecord(
         kind=fields.text("kind", grammar=_WORD),
-        files=_files(fields, "files"),
+        files=_at_least_one(fields, "files"),
         config=fields.digest("config"),
-        scale=fields.text("scale", grammar=_SCALE),
+        scale=_scale(fields),
     )
+
+
+def _scale(fields: Fields) -> str:
+    """A number text: the shortest form of its own value, so that one scale has one text."""
+    text = fields.text("scale", grammar=_SCALE)
+    shortest = _shortest(text)
+    if text != shortest:
+        raise fail("FIELD_FORMAT", fields.path("scale"), expected=shortest, found=text)
+    return text
+
+
+def _shortest(text: str) -> str:
+    value = float(text)
+    return number_text(value) if isfinite(value) else "a finite number"
+
+
+def _at_least_one(fields: Fields, name: str) -> tuple[FileRecord, ...]:
+    records = _files(fields, name)
+    if not records:
+        raise fail("FIELD_RANGE", fields.path(name), expected="at least one file", found="none")
+    return records
 
 
 def _files(fields: Fields, name: str) -> tuple[FileRecord, ...]:

@@ -21,7 +21,7 @@ import numpy.typing as npt
 
 from kvstore.errors import fail
 from kvstore.format.digest import Digest, digest_bytes, tagged_digest
-from kvstore.format.fields import Fields
+from kvstore.format.fields import Fields, expect_text
 from kvstore.format.json import Json, canonical_bytes
 from kvstore.limits import BLOCK_TOKENS, MAX_MEDIA_ITEMS, MAX_NAME_CHARS, MAX_TOKEN_ID, MAX_TOKENS
 
@@ -84,11 +84,13 @@ def _checked(ids: Sequence[int] | npt.NDArray[Any], what: str) -> npt.NDArray[An
         return np.zeros(0, dtype="<u4")
     if array.ndim != 1:
         raise fail("TOKEN_ID_RANGE", what, expected="one flat sequence", found=f"{array.ndim} dimensions")
-    if array.dtype.kind not in "iu":
-        bad = next((i for i, v in enumerate(array.tolist()) if not _is_token_id(v)), 0)
+    # numpy turns True among integers into 1, so the types of a list are looked at, too.
+    if array.dtype.kind not in "iu" or (not isinstance(ids, np.ndarray) and bool in set(map(type, ids))):
+        values = array.tolist() if isinstance(ids, np.ndarray) else list(ids)
+        bad = next((i for i, v in enumerate(values) if not _is_token_id(v)), 0)
         raise fail(
             "TOKEN_ID_RANGE", f"{what} at position {bad}", expected=f"an integer in 0 to {MAX_TOKEN_ID}",
-            found=repr(array.tolist()[bad])[:40],
+            found=repr(values[bad])[:40],
         )  # fmt: skip
     wrong = np.flatnonzero((array < 0) | (array > MAX_TOKEN_ID))
     if wrong.size:
@@ -105,7 +107,7 @@ def _is_token_id(value: Any) -> bool:
 
 def parse_namespace(value: Any, where: str = "namespace") -> str:
     """Check a namespace's name: lower-case letters, digits, ``.``, ``_`` and ``-``."""
-    return Fields({"namespace": value}, where, None).text("namespace", grammar=_NAMESPACE, limit=MAX_NAME_CHARS)
+    return expect_text(value, where, grammar=_NAMESPACE, limit=MAX_NAME_CHARS)
 
 
 def parse_media(fields: Fields, name: str, token_count: int) -> tuple[MediaItem, ...]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Final
 
@@ -25,6 +25,9 @@ __all__ = ["CHECK_RESULTS", "RECEIPT_MEDIA_TYPE", "RECEIPT_TYPES", "Receipt", "p
 RECEIPT_MEDIA_TYPE: Final = "application/vnd.kvstore.receipt.v1+json"
 RECEIPT_TYPES: Final = ("write", "load", "verify", "conformance")
 CHECK_RESULTS: Final = ("verified", "not observable", "failed", "skipped")
+_KNOWN: Final = frozenset((
+    "checks", "device", "facts", "libraries", "made_at", "media_type", "producer", "subject", "type",
+))  # fmt: skip
 _TIME: Final = re.compile(r"[0-9]{4}-[01][0-9]-[0-3][0-9]T[0-2][0-9]:[0-5][0-9]:[0-6][0-9](\.[0-9]{1,6})?Z", re.ASCII)
 
 
@@ -41,6 +44,8 @@ class Receipt:
         device: ``backend``, ``name`` and what else is known; None where no device took part.
         checks: Check name to one of :data:`CHECK_RESULTS`.
         facts: What was done, in numbers and names; fields depend on the type (SPEC.md, Receipt).
+        extra: Fields that this version does not know. They mean nothing here, but are kept, so that a receipt
+            that was read has the bytes, and the digest, that it was read from.
     """
 
     type: str
@@ -51,6 +56,7 @@ class Receipt:
     device: Mapping[str, Json] | None
     checks: Mapping[str, str]
     facts: Mapping[str, Json]
+    extra: Mapping[str, Json] = field(default_factory=dict)
 
     @cached_property
     def data(self) -> bytes:
@@ -65,6 +71,7 @@ class Receipt:
     def to_json(self) -> dict[str, Json]:
         """The JSON object."""
         return {
+            **self.extra,
             "checks": dict(self.checks),
             "device": None if self.device is None else dict(self.device),
             "facts": dict(self.facts),
@@ -78,12 +85,13 @@ class Receipt:
 
 
 def parse_receipt(data: Readable) -> Receipt:
-    """Parse a receipt; unknown fields are dropped.
+    """Parse a receipt; unknown fields are carried along, and ignored.
 
     Raises:
         InvalidError, UnsupportedError: json and schema codes.
     """
-    fields = Fields(parse_canonical(data, MAX_RECEIPT_BYTES, "receipt"), "", None)
+    value = parse_canonical(data, MAX_RECEIPT_BYTES, "receipt")
+    fields = Fields(value, "", None)
     media_type = fields.text("media_type")
     if media_type != RECEIPT_MEDIA_TYPE:
         raise fail("MEDIA_TYPE_UNKNOWN", "media_type", expected=RECEIPT_MEDIA_TYPE, found=media_type)
@@ -91,12 +99,21 @@ def parse_receipt(data: Readable) -> Receipt:
         type=_choice(fields.text("type"), "type", RECEIPT_TYPES),
         subject=fields.digest("subject"),
         made_at=fields.text("made_at", grammar=_TIME),
-        producer=_texts(fields, "producer"),
+        producer=_producer(fields),
         libraries=_texts(fields, "libraries"),
         device=fields.nullable("device", lambda name: expect_object(fields.get(name), fields.path(name))),
         checks={k: _choice(v, f"checks.{k}", CHECK_RESULTS) for k, v in _texts(fields, "checks").items()},
         facts=expect_object(fields.get("facts"), fields.path("facts")),
+        extra={name: item for name, item in value.items() if name not in _KNOWN},
     )
+
+
+def _producer(fields: Fields) -> dict[str, str]:
+    texts = _texts(fields, "producer")
+    inner = Fields(texts, fields.path("producer"), None)
+    for name in ("name", "version"):
+        inner.text(name)
+    return texts
 
 
 def _choice(value: str, where: str, known: tuple[str, ...]) -> str:

@@ -58,8 +58,9 @@ def _check_set(layer: LayerRecord, where: str) -> None:
     missing = sorted(required - set(layer.tensors))
     if missing:
         raise fail("TENSOR_SET_MISMATCH", f"{where} lacks a tensor", expected=sorted(required), found=missing)
-    if layer.scalars.get("mode") in UNBIASED_MODES and "k.biases" in layer.tensors:
-        raise fail("TENSOR_SET_MISMATCH", f"{where} has biases", expected="none in this mode", found="k.biases")
+    biases = sorted({"k.biases", "v.biases"} & set(layer.tensors))
+    if layer.scalars.get("mode") in UNBIASED_MODES and biases:
+        raise fail("TENSOR_SET_MISMATCH", f"{where} has biases", expected="none in this mode", found=biases)
 
 
 def _check_never_written(layer: LayerRecord, where: str) -> None:
@@ -83,9 +84,19 @@ def _check_shapes(layer: LayerRecord, where: str) -> None:
             raise fail("SHAPE_INCONSISTENT", f"{where}.{role}", expected=f"{rows} rows", found=shape)
         if rule.rank == 4 and shape[0] != 1:
             raise fail("SHAPE_INCONSISTENT", f"{where}.{role}", expected="a batch of 1", found=shape)
-    k, v = layer.tensors.get("k"), layer.tensors.get("v")
-    if k is not None and v is not None and k.shape[1] != v.shape[1]:
-        raise fail("SHAPE_INCONSISTENT", f"{where}.v", expected=f"{k.shape[1]} heads", found=list(v.shape))
+    _check_heads(layer, where)
+
+
+def _check_heads(layer: LayerRecord, where: str) -> None:
+    """Keys and values, and the parts of a quantized array, have the same number of heads."""
+    heads: int | None = None
+    for role, record in layer.tensors.items():
+        rule = KINDS[layer.kind].roles.get(role)
+        if rule is None or rule.rank != 4:
+            continue
+        heads = record.shape[1] if heads is None else heads
+        if record.shape[1] != heads:
+            raise fail("SHAPE_INCONSISTENT", f"{where}.{role}", expected=f"{heads} heads", found=list(record.shape))
 
 
 def _exact_rows(layer: LayerRecord, where: str) -> None:
@@ -111,6 +122,12 @@ def _quantized(layer: LayerRecord, where: str) -> None:
                 expected=f"U32 with {scales.shape[-1] * group * bits}/32 words a row",
                 found=f"{words.dtype} {list(words.shape)}",
             )  # fmt: skip
+        biases = layer.tensors.get(f"{side}.biases", scales)
+        if biases != scales:
+            raise fail(
+                "SHAPE_INCONSISTENT", f"{where}.{side}.biases", expected=f"{scales.dtype} {list(scales.shape)}",
+                found=f"{biases.dtype} {list(biases.shape)}",
+            )  # fmt: skip
 
 
 def _quantized_full(layer: LayerRecord, where: str) -> None:
@@ -127,7 +144,7 @@ def _rotating(layer: LayerRecord, where: str) -> None:
             "CACHE_STATE_INVALID", f"{where} window", expected="keep < max_size, rows <= min(offset, max_size)",
             found=f"offset {offset}, rows {rows}, max_size {size}, keep {keep}",
         )  # fmt: skip
-    if ring != rows and not (rows == size and keep <= ring < rows):
+    if ring != rows and not (rows == size < offset and keep <= ring < rows):
         raise fail("CACHE_STATE_INVALID", f"{where}.ring_index", expected=f"{rows} or {keep} to {rows}", found=ring)
 
 
