@@ -110,7 +110,7 @@ CODES: Final[dict[str, Code]] = {
     "PAYLOAD_TENSORS_MISMATCH": Code("payload", _I, "A payload holds other tensors than the manifest says."),
     "PREFIX_CHAIN_MISMATCH": Code("payload", _I, "The prefix digest is not that of the token ids."),
     # materialize
-    "MATERIALIZE_FAILED": Code("materialize", "KVStoreError", "Buffers were not filled; the caller's cache is as before."),
+    "MATERIALIZE_FAILED": Code("materialize", "KVStoreError", "The buffers were not filled; nothing was changed."),
     # capture
     "CACHE_EMPTY": Code("capture", _I, "The cache holds no tokens."),
     "CACHE_CLASS_UNKNOWN": Code("capture", _U, "A cache class has no registered kind."),

@@ -261,8 +261,8 @@ def _tensors(fields: Fields, kind: Kind) -> Mapping[str, TensorRecord]:
     unknown = sorted(r for r in value if r not in kind.roles and not (kind.name == "state" and _SLOT.fullmatch(r)))
     if unknown:
         raise fail(
-            "TENSOR_SET_MISMATCH", f"{where} has a tensor that {kind.name} does not know",
-            expected=sorted(kind.roles), found=unknown[0],
+            "FIELD_UNKNOWN", f"{where}.{unknown[0]} is not a tensor of {kind.name}", field=unknown[0],
+            fix="Upgrade kvstore, or ask the writer for format v1.",
         )  # fmt: skip
     order = sorted(value, key=lambda role: (len(role), role) if kind.name == "state" else (0, role))
     return MappingProxyType({role: _tensor(value[role], f"{where}.{role}") for role in order})

@@ -16,7 +16,7 @@ from typing import Any, Final
 
 from kvstore.errors import fail
 from kvstore.format.digest import Digest, Readable, sha256_digest
-from kvstore.format.fields import NAME, Fields
+from kvstore.format.fields import NAME, Fields, expect_text
 from kvstore.format.groups import Group, PayloadRef, check_groups, parse_groups, parse_payload_ref
 from kvstore.format.json import Json, canonical_bytes, parse_canonical
 from kvstore.format.layers import LayerRecord, leaves, parse_layers
@@ -24,7 +24,7 @@ from kvstore.format.model import ModelRecord, TokenizerRecord, parse_model, pars
 from kvstore.format.prefix import MediaItem, TokenIds, parse_media, parse_namespace, prefix_digest
 from kvstore.format.rules import check_layers
 from kvstore.format.tensors import TensorSpec, payload_size
-from kvstore.limits import MAX_MANIFEST_BYTES, MAX_TOKENS
+from kvstore.limits import MAX_MANIFEST_BYTES, MAX_NAME_CHARS, MAX_TOKENS
 
 __all__ = [
     "MANIFEST_MEDIA_TYPE", "PROFILES", "Manifest", "MethodRecord", "PrefixRecord", "check_prefix", "parse_manifest",
@@ -248,8 +248,7 @@ def _continuation(fields: Fields) -> tuple[tuple[str, int | str], ...]:
     if len(value) > _MAX_CONTINUATION:
         raise fail("LIMIT_EXCEEDED", where, expected=f"at most {_MAX_CONTINUATION}", found=len(value))
     for name in value:
-        if _CONTINUATION.fullmatch(name) is None:
-            raise fail("FIELD_FORMAT", f"{where}.{name}", expected=_CONTINUATION.pattern, found=name)
+        expect_text(name, f"{where}.{name}", grammar=_CONTINUATION, limit=MAX_NAME_CHARS)
     return tuple(
         (name, inner.text(name) if isinstance(value[name], str) else _signed(inner, name)) for name in sorted(value)
     )

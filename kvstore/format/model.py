@@ -19,8 +19,9 @@ from typing import Any, Final
 
 from kvstore.errors import fail
 from kvstore.format.digest import Digest, tagged_digest
-from kvstore.format.fields import Fields
+from kvstore.format.fields import Fields, expect_text
 from kvstore.format.json import Json, canonical_bytes, number_text
+from kvstore.limits import MAX_NAME_CHARS
 
 __all__ = [
     "AdapterRecord", "FileRecord", "ModelRecord", "TokenizerRecord", "config_digest", "parse_model",
@@ -158,8 +159,7 @@ def _geometry(fields: Fields) -> tuple[tuple[str, int], ...]:
     value = fields.get("geometry")
     inner = Fields(value, fields.path("geometry"), None)
     for name in value:
-        if _WORD.fullmatch(name) is None:
-            raise fail("FIELD_FORMAT", inner.path(name), expected=_WORD.pattern, found=name)
+        expect_text(name, inner.path(name), grammar=_WORD, limit=MAX_NAME_CHARS)
     return tuple((name, inner.integer(name)) for name in sorted(value))
 
 
