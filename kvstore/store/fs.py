@@ -1,0 +1,189 @@
+"""Files that survive a power cut, and operating-system errors as typed ones.
+
+A file is written under a name that no other process can hold, flushed, closed, and only
+then moved to its place; after that its directory is flushed. So whatever stands under a
+final name is whole. Final files are read-only (0400) and never written again.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import sys
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Final
+
+from kvstore.errors import KVStoreError, fail
+from kvstore.format.digest import Readable
+
+__all__ = [
+    "DIR_MODE", "FILE_MODE", "make_dir", "os_error", "os_errors", "publish_file", "publish_new", "read_file",
+    "remove_file", "sync_dir", "sync_dirs", "write_file",
+]  # fmt: skip
+
+DIR_MODE: Final = 0o700
+FILE_MODE: Final = 0o400
+_NO_SPACE: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
+_DENIED: Final = frozenset({errno.EACCES, errno.EPERM})
+# A file system that cannot flush says so with one of these; what it can do has then been done.
+_CANNOT_SYNC: Final = frozenset({errno.EINVAL, errno.ENOTSUP, errno.ENOTTY, errno.EBADF, errno.EROFS})
+_CANNOT_LINK: Final = frozenset({errno.EPERM, errno.ENOTSUP, errno.EMLINK, errno.EXDEV, errno.ENOSYS})
+
+
+def os_error(error: OSError, what: str, *, writing: bool = False) -> KVStoreError:
+    """The typed error for an operating-system error; the caller raises it.
+
+    Args:
+        what: What was being done, for the message.
+        writing: Whether it was a write: decides what a denied permission means.
+    """
+    name = errno.errorcode.get(error.errno or 0, str(error.errno))
+    path = os.fsdecode(error.filename) if isinstance(error.filename, (str, bytes)) else None
+    detail: dict[str, Any] = {"errno": name, "path": path}
+    if error.errno in _NO_SPACE:
+        return fail("NO_SPACE", f"{what}: {name}", fix="Free space on the store's volume and try again.", **detail)
+    if error.errno == errno.EROFS or (writing and error.errno in _DENIED):
+        return fail("STORE_READ_ONLY", f"{what}: {name}", fix="Check permissions and mount options.", **detail)
+    if error.errno in _DENIED:
+        return fail("STORE_UNREADABLE", f"{what}: {name}", fix="Check the permissions.", **detail)
+    return fail("STORE_IO", f"{what}: {name}: {error.strerror}", **detail)
+
+
+@contextmanager
+def os_errors(what: str, *, writing: bool = False) -> Iterator[None]:
+    """Turn any OSError of the body into its typed error."""
+    try:
+        yield
+    except OSError as error:
+        raise os_error(error, what, writing=writing) from error
+
+
+def sync_fd(fd: int, *, full: bool = False) -> None:
+    """Flush a file or directory to the device.
+
+    Args:
+        full: On macOS also flush the drive's own cache (``F_FULLFSYNC``), where the file system can.
+    """
+    if full and sys.platform == "darwin":  # pragma: no cover - macOS only
+        import fcntl
+
+        try:
+            fcntl.fcntl(fd, fcntl.F_FULLFSYNC)
+        except OSError as error:
+            if error.errno not in _CANNOT_SYNC:
+                raise
+        else:
+            return
+    try:
+        os.fsync(fd)
+    except OSError as error:
+        if error.errno not in _CANNOT_SYNC:
+            raise
+
+
+def sync_dir(path: Path, *, full: bool = False) -> None:
+    """Flush a directory, so that the names in it survive."""
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        sync_fd(fd, full=full)
+    finally:
+        os.close(fd)
+
+
+def sync_dirs(paths: Iterable[Path], *, full: bool = False) -> None:
+    """Flush each of several directories once."""
+    for path in sorted(set(paths)):
+        sync_dir(path, full=full)
+
+
+def write_file(path: Path, parts: Iterable[Readable], *, mode: int = FILE_MODE, full: bool = False) -> int:
+    """Write a new file whole and flush it; on failure it is gone again.
+
+    Returns:
+        Bytes written.
+
+    Raises:
+        OSError: as the system gave it; FileExistsError where the name is taken.
+    """
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
+    try:
+        size = sum(_write_all(fd, part) for part in parts)
+        sync_fd(fd, full=full)
+    except BaseException:
+        os.close(fd)
+        remove_file(path)
+        raise
+    os.close(fd)
+    return size
+
+
+def _write_all(fd: int, part: Readable) -> int:
+    """Write every byte: a call may write less, on a nearly full disk or above 2 GiB."""
+    view = memoryview(part).cast("B")
+    done = 0
+    while done < len(view):
+        done += os.write(fd, view[done:])
+    return done
+
+
+def publish_file(temporary: Path, final: Path) -> None:
+    """Move a flushed file to its place, replacing what is there; the caller flushes the directory."""
+    try:
+        os.replace(temporary, final)  # noqa: PTH105 - the two-argument form reads better here
+    except FileNotFoundError:
+        if not temporary.exists():
+            raise
+        make_dir(final.parent)
+        temporary.replace(final)
+
+
+def publish_new(temporary: Path, final: Path) -> bool:
+    """Move a flushed file to its place unless the name is taken; tells whether it was moved.
+
+    Where hard links do not exist, two processes can both believe that they were first.
+    """
+    try:
+        os.link(temporary, final)
+    except FileExistsError:
+        remove_file(temporary)
+        return False
+    except OSError as error:
+        if error.errno not in _CANNOT_LINK:
+            raise
+        if final.exists():
+            remove_file(temporary)
+            return False
+        temporary.replace(final)
+        return True
+    remove_file(temporary)
+    return True
+
+
+def make_dir(path: Path) -> None:
+    """Make a directory, private to its owner, and flush its parent if it is new."""
+    try:
+        path.mkdir(DIR_MODE)
+    except FileExistsError:
+        return
+    sync_dir(path.parent)
+
+
+def remove_file(path: Path) -> bool:
+    """Remove a file; tells whether it was there."""
+    try:
+        path.unlink()
+    except FileNotFoundError:
+        return False
+    return True
+
+
+def read_file(path: Path, limit: int) -> bytes:
+    """A file's bytes, at most ``limit`` and one: the caller sees that there are too many.
+
+    Raises:
+        OSError: as the system gave it.
+    """
+    with path.open("rb") as file:
+        return file.read(limit + 1)

@@ -1,0 +1,162 @@
+"""Temporary files: one locked, private directory for each operation.
+
+A *session* is a directory in ``tmp/`` named by boot, process and random, held by a lock
+that the kernel drops with the process. A session of another boot, or one whose lock is
+free, is garbage, and whoever opens the store next sweeps it.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import secrets
+import shutil
+import sys
+import time
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Final, Self
+
+from kvstore.format.digest import Readable
+from kvstore.store.fs import DIR_MODE, write_file
+
+__all__ = ["Session", "boot_id", "sweep_sessions"]
+
+_YOUNG: Final = 60.0
+"""Seconds for which a session of a living process is left alone: its owner may be about to lock it."""
+_OLD: Final = 86400.0
+"""Seconds after which a session is garbage on a file system without locks."""
+
+
+class Session:
+    """A private directory for the temporary files of one operation; a context manager."""
+
+    def __init__(self, tmp: Path, *, full: bool = False) -> None:
+        """Make and lock the directory below ``tmp``; raises OSError."""
+        self._full = full
+        self._count = 0
+        self._lock = -1
+        while self._lock < 0:
+            self.path = tmp / f"{boot_id()}-{os.getpid()}-{secrets.token_hex(8)}"
+            self.path.mkdir(DIR_MODE)
+            self._lock, _ = _lock(self.path)
+
+    def name(self) -> Path:
+        """A fresh path in the session."""
+        self._count += 1
+        return self.path / f"{self._count}-{secrets.token_hex(4)}"
+
+    def write(self, parts: Iterable[Readable]) -> Path:
+        """Write and flush a file, ready to be published; raises OSError."""
+        path = self.name()
+        write_file(path, parts, full=self._full)
+        return path
+
+    def close(self) -> None:
+        """Remove the directory with whatever is left in it."""
+        shutil.rmtree(self.path, ignore_errors=True)
+        if self._lock >= 0:
+            os.close(self._lock)
+            self._lock = -1
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+
+def sweep_sessions(tmp: Path, *, young: float = _YOUNG) -> int:
+    """Remove what dead processes left in ``tmp``; returns how many sessions that were."""
+    try:
+        paths = list(tmp.iterdir())
+    except FileNotFoundError:
+        return 0
+    garbage = [path for path in paths if _is_garbage(path, young)]
+    for path in garbage:
+        shutil.rmtree(path, ignore_errors=True)
+    return len(garbage)
+
+
+def _is_garbage(path: Path, young: float) -> bool:
+    boot, pid, *_ = [*path.name.split("-"), "", ""]
+    if boot != boot_id():
+        return path.is_dir()
+    try:
+        age = time.time() - path.stat().st_mtime
+    except FileNotFoundError:
+        return False
+    alive = pid.isdecimal() and _alive(int(pid))
+    if alive and age < young:
+        return False
+    fd, held = _lock(path)
+    if fd < 0:
+        return False
+    os.close(fd)
+    return held or not alive or age > _OLD
+
+
+def _alive(pid: int) -> bool:
+    """Whether a process of that id exists; another container's looks dead, which is why locks decide."""
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except (PermissionError, OverflowError):
+        return True
+    return True
+
+
+def _lock(path: Path) -> tuple[int, bool]:
+    """Open a directory and lock it.
+
+    Returns:
+        The descriptor, or -1 where another holds the lock or the directory is gone; and whether there is a lock,
+        which some file systems cannot give.
+    """
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return -1, False
+    held = True
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(fd)
+        return -1, False
+    except OSError:
+        held = False
+    # A sweeper may have removed the directory between its making and its locking.
+    if path.exists():
+        return fd, held
+    os.close(fd)
+    return -1, False
+
+
+_boot = ""
+
+
+def boot_id() -> str:
+    """A word that changes at every boot of the machine; "0" where none can be had."""
+    global _boot
+    if not _boot:
+        _boot = _read_boot_id().replace("-", "")[:16] or "0"
+    return _boot
+
+
+def _read_boot_id() -> str:
+    if sys.platform == "darwin":  # pragma: no cover - macOS only
+        return _darwin_boot_id()
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except OSError:
+        return ""
+
+
+def _darwin_boot_id() -> str:  # pragma: no cover - macOS only
+    import ctypes
+
+    buffer = ctypes.create_string_buffer(64)
+    size = ctypes.c_size_t(len(buffer))
+    status = ctypes.CDLL(None).sysctlbyname(b"kern.bootsessionuuid", buffer, ctypes.byref(size), None, 0)
+    return buffer.value.decode("ascii", "replace") if status == 0 else ""
