@@ -1,0 +1,125 @@
+"""What every verb shares: the global options, the store that they name, and common arguments.
+
+Global options are accepted before and after the verb (``kvstore --json ls`` and
+``kvstore ls --json`` are one); the last one given wins.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+import click
+from click.core import ParameterSource
+
+from kvstore.cli.output import Output
+
+if TYPE_CHECKING:
+    from kvstore.store import EntryStore
+
+__all__ = ["Session", "default_store", "global_options", "pass_session", "verb"]
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def default_store() -> Path:
+    """``$XDG_CACHE_HOME/kvstore``, else ``~/.cache/kvstore``: where model tools keep their caches."""
+    base = os.environ.get("XDG_CACHE_HOME")
+    return (Path(base) if base else Path.home() / ".cache") / "kvstore"
+
+
+@dataclass
+class Session:
+    """The global options of one call, filled in as they are parsed."""
+
+    store: Path | None = None
+    as_json: bool = False
+    quiet: bool = False
+    verbose: int = 0
+    progress: str = "auto"
+
+    @property
+    def output(self) -> Output:
+        """Where this call writes."""
+        return Output(as_json=self.as_json, quiet=self.quiet, verbose=self.verbose, progress=self.progress)
+
+    @property
+    def path(self) -> Path:
+        """The store's path."""
+        return self.store or default_store()
+
+    def open_entries(self, *, create: bool = False, read_only: bool = False) -> EntryStore:
+        """Open the store without MLX.
+
+        Raises:
+            StoreError: STORE_MISSING and the other STORE_* codes.
+        """
+        from kvstore.store import EntryStore
+
+        return EntryStore.open(self.path, create=create, read_only=read_only)
+
+
+pass_session = click.make_pass_decorator(Session, ensure=True)
+
+
+def _setter(name: str) -> Callable[[click.Context, click.Parameter, Any], None]:
+    """Store an option's value in the session; one that was not given, or only by the environment, changes nothing."""
+
+    def callback(ctx: click.Context, param: click.Parameter, value: Any) -> None:
+        session = ctx.ensure_object(Session)
+        from_environment = ctx.get_parameter_source(param.name or "") is ParameterSource.ENVIRONMENT
+        if value and not (from_environment and getattr(session, name)):
+            setattr(session, name, value)
+
+    return callback
+
+
+_OPTIONS: Final = (
+    click.option(
+        "--store", type=click.Path(path_type=Path), envvar="KVSTORE_DIR", show_envvar=True,
+        metavar="DIR", help="The store's directory.  [default: ~/.cache/kvstore]", expose_value=False,
+        callback=_setter("store"),
+    ),
+    click.option(
+        "--json", is_flag=True, help="Write one JSON document.", expose_value=False, callback=_setter("as_json")
+    ),
+    click.option(
+        "-q", "--quiet", is_flag=True, help="No messages, no progress.", expose_value=False, callback=_setter("quiet")
+    ),
+    click.option(
+        "-v", "--verbose", count=True, help="More messages; -vv shows tracebacks.", expose_value=False,
+        callback=_setter("verbose"),
+    ),
+    click.option(
+        "--progress", type=click.Choice(["auto", "never"]), help="Progress bars.  [default: auto]", expose_value=False,
+        callback=_setter("progress"),
+    ),
+)  # fmt: skip
+
+
+def global_options(function: F) -> F:
+    """Add the global options to a command."""
+    for option in reversed(_OPTIONS):
+        function = option(function)
+    return function
+
+
+def verb(name: str) -> Callable[[Callable[..., Any]], click.Command]:
+    """Make a verb: a command that takes the global options too and gets the session first.
+
+    Put it above all other decorators.
+    """
+
+    def decorate(function: Callable[..., Any]) -> click.Command:
+        command = click.command(name, context_settings={"help_option_names": ["-h", "--help"]})
+        return command(_with_session(global_options(function)))
+
+    return decorate
+
+
+def _with_session(function: Callable[..., Any]) -> Callable[..., Any]:
+    wrapped: Callable[..., Any] = pass_session(function)
+    return wrapped

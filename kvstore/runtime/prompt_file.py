@@ -1,0 +1,268 @@
+"""Prompt-cache files of mlx_lm 0.32: read without trust, written without residue.
+
+mlx_lm's own loader looks class names up among its module's globals and trusts ``mx.load``,
+which accepts offsets that overlap, wrap or leave holes. Here a file is taken apart by
+hand: its header is checked before an array is made, a class is used only if a kind is
+registered for it, and each scalar has to be what the class needs. Such a file says nothing
+of token ids or of weights; whoever imports one vouches for both.
+
+Writing cuts the buffers to the rows that count: ``save_prompt_cache`` writes them whole,
+with trimmed tokens and head room in them.
+"""
+
+from __future__ import annotations
+
+import json
+import mmap
+import os
+import struct
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+from typing import Any, Final
+
+import mlx.core as mx
+import numpy as np
+from mlx.utils import tree_map, tree_unflatten
+
+from kvstore.errors import KVStoreError, fail
+from kvstore.format.tensors import DTYPE_SIZES, uint_dtype
+from kvstore.limits import MAX_DIM, MAX_RANK, MAX_TENSOR_HEADER_BYTES
+from kvstore.runtime.kinds import DTYPES, describe, handler_for_class
+
+__all__ = ["PromptFile", "read_prompt_file", "write_prompt_file"]
+
+_SUFFIX: Final = ".safetensors"
+
+
+@dataclass(frozen=True, slots=True)
+class PromptFile:
+    """What a prompt-cache file holds: live caches, and the writer's metadata (``model``, ``tokenizer_config``)."""
+
+    cache: list[Any]
+    metadata: Mapping[str, str]
+
+
+def read_prompt_file(path: Path) -> PromptFile:
+    """Read a file that ``mlx_lm.models.cache.save_prompt_cache`` wrote.
+
+    Raises:
+        InvalidError: CACHE_FILE_INVALID; CACHE_INCONSISTENT, CACHE_BATCHED.
+        UnsupportedError: CACHE_CLASS_UNKNOWN, DTYPE_UNSUPPORTED.
+    """
+    with _mapped(path) as data:
+        header, start = _header(data)
+        texts = header.pop("__metadata__", None)
+        arrays = {name: _array(entry, data, start) for name, entry in header.items()}
+    metadata, classes, kinds = _envelope(texts)
+    states = _unflatten({**arrays, **_scalars(arrays, kinds)}, "the states")
+    if not isinstance(states, list) or len(states) != len(classes):
+        raise _invalid("the states", f"{len(classes)}, one for each class", _length(states))
+    cache = [_revive(name, state, f"layers[{i}]") for i, (name, state) in enumerate(zip(classes, states, strict=True))]
+    describe(cache)
+    return PromptFile(cache, metadata)
+
+
+def write_prompt_file(path: Path, cache: Sequence[Any], metadata: Mapping[str, str]) -> int:
+    """Write caches as ``mlx_lm.generate --prompt-cache-file`` reads them; returns the file's size in bytes.
+
+    The file appears under its name only when it is whole.
+
+    Raises:
+        UsageError: USAGE, where the name does not end in ``.safetensors`` (mlx_lm tells formats by it).
+        UnsupportedError: CACHE_FILE_EXPORT, for classes that are not mlx_lm's.
+    """
+    from mlx_lm.models.cache import save_prompt_cache
+
+    if path.suffix != _SUFFIX:
+        raise fail("USAGE", "name of the prompt-cache file", expected=f"a name that ends in {_SUFFIX}", found=path.name)
+    trimmed = [_logical(item, str(index)) for index, item in enumerate(cache)]
+    temporary = path.with_name(f".{path.stem}.{os.getpid()}{_SUFFIX}")
+    try:
+        save_prompt_cache(str(temporary), trimmed, dict(metadata))
+        temporary.replace(path)
+    except (RuntimeError, OSError) as error:
+        raise fail("STORE_IO", f"{path} cannot be written: {error}") from error
+    finally:
+        temporary.unlink(missing_ok=True)
+    return path.stat().st_size
+
+
+@contextmanager
+def _mapped(path: Path) -> Iterator[memoryview]:
+    """The file's bytes. Arrays are copied out, so nothing outlives the mapping."""
+    try:
+        with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapping:
+            view = memoryview(mapping)
+            try:
+                yield view
+            finally:
+                view.release()
+    except (OSError, ValueError) as error:
+        raise fail("CACHE_FILE_INVALID", f"{path.name} cannot be read: {error}") from error
+
+
+def _header(data: memoryview) -> tuple[dict[str, Any], int]:
+    """The JSON header, and where the data begins."""
+    size = struct.unpack_from("<Q", data)[0] if len(data) >= 8 else 0
+    if not 2 <= size <= min(MAX_TENSOR_HEADER_BYTES, len(data) - 8):
+        raise _invalid("the header's length", f"2 to {min(MAX_TENSOR_HEADER_BYTES, max(len(data) - 8, 2))}", size)
+    try:
+        header = json.loads(bytes(data[8 : 8 + size]), object_pairs_hook=_unique)
+    except (ValueError, RecursionError) as error:
+        raise _invalid(f"the header is not JSON: {str(error)[:80]}") from None
+    if not isinstance(header, dict):
+        raise _invalid("the header", "an object", type(header).__name__)
+    _check_spans(header, len(data) - 8 - size)
+    return header, 8 + size
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    result = dict(pairs)
+    if len(result) != len(pairs):
+        raise ValueError("a key stands twice")
+    return result
+
+
+def _check_spans(header: Mapping[str, Any], size: int) -> None:
+    """Every tensor well-formed; all of them together cover the data without holes and without overlaps."""
+    spans = sorted(_span(name, entry) for name, entry in header.items() if name != "__metadata__")
+    end = 0
+    for begin, stop in spans:
+        if begin != end:
+            raise _invalid("tensor offsets", f"data that goes on at byte {end}", begin)
+        end = stop
+    if end != size:
+        raise _invalid("bytes of tensor data", end, size)
+
+
+def _span(name: str, entry: Any) -> tuple[int, int]:
+    if not (isinstance(entry, dict) and entry.keys() == {"dtype", "shape", "data_offsets"}):
+        raise _invalid(f"tensor {name!r}", "dtype, shape, data_offsets", entry)
+    dtype, shape, span = entry["dtype"], entry["shape"], entry["data_offsets"]
+    if not (isinstance(dtype, str) and dtype in DTYPES and dtype in DTYPE_SIZES):
+        raise fail("DTYPE_UNSUPPORTED", f"tensor {name!r}", expected=sorted(DTYPES), found=dtype)
+    if not (isinstance(shape, list) and len(shape) <= MAX_RANK and all(_is_extent(n) for n in shape)):
+        raise _invalid(f"shape of tensor {name!r}", f"at most {MAX_RANK} extents", shape)
+    if not (isinstance(span, list) and len(span) == 2 and all(type(n) is int for n in span)):
+        raise _invalid(f"offsets of tensor {name!r}", "two integers", span)
+    if span[0] < 0 or span[1] - span[0] != prod(shape) * DTYPE_SIZES[dtype]:
+        raise _invalid(f"bytes of tensor {name!r}", prod(shape) * DTYPE_SIZES[dtype], span)
+    return span[0], span[1]
+
+
+def _is_extent(value: Any) -> bool:
+    return type(value) is int and 0 <= value <= MAX_DIM
+
+
+def _array(entry: Mapping[str, Any], data: memoryview, start: int) -> mx.array:
+    """One tensor, copied out of the file bit by bit."""
+    begin, stop = entry["data_offsets"]
+    bits = np.frombuffer(data[start + begin : start + stop], uint_dtype(entry["dtype"])).reshape(entry["shape"])
+    return mx.array(bits.copy()).view(DTYPES[entry["dtype"]])
+
+
+def _envelope(texts: Any) -> tuple[dict[str, str], list[str], list[tuple[str, str]]]:
+    """The three parts of mlx_lm's metadata: the writer's own, class names, and which arrays stand for scalars."""
+    if not (isinstance(texts, dict) and all(isinstance(text, str) for text in texts.values())):
+        raise _invalid("metadata", "the texts that mlx_lm writes", type(texts).__name__)
+    parts = _unflatten(texts, "metadata")
+    if not (isinstance(parts, list) and len(parts) in (2, 3)):
+        raise _invalid("metadata", "3 parts", _length(parts))
+    if len(parts) == 2:  # an empty dict of the writer's own leaves no trace
+        parts = [{}, *parts]
+    own, classes, scalars = parts
+    own = own or {}
+    if not (isinstance(own, dict) and isinstance(classes, list) and isinstance(scalars, list)):
+        raise _invalid("metadata", "a mapping and two lists", [type(p).__name__ for p in parts])
+    kinds = [(str(item[0]), str(item[1])) for item in scalars[1:] if isinstance(item, list) and len(item) == 2]
+    if len(kinds) != len(scalars) - 1 or not classes or not all(isinstance(c, str) for c in classes):
+        raise _invalid("metadata", "class names, and pairs of a place and a kind", scalars)
+    return own, classes, kinds
+
+
+def _scalars(arrays: Mapping[str, mx.array], kinds: Sequence[tuple[str, str]]) -> dict[str, Any]:
+    return {place: _scalar(arrays, place, kind) for place, kind in kinds}
+
+
+def _scalar(arrays: Mapping[str, mx.array], place: str, kind: str) -> Any:
+    array = arrays.get(place)
+    if array is None:
+        raise _invalid(f"scalar {place}", "an array", None)
+    if kind == "none" and array.size == 0:
+        return None
+    if kind == "scalar" and array.size == 1:
+        return array.item()
+    if kind == "string" and array.ndim == 1 and array.size <= 255:
+        return "".join(chr(number & 0xFFFF) for number in np.asarray(array).astype(np.int64).tolist())
+    raise _invalid(f"scalar {place}", "one of scalar, string, none", f"{kind} of shape {list(array.shape)}")
+
+
+def _revive(name: str, state: Any, where: str) -> Any:
+    """An object of the class of that name, where a kind is registered for the class; children first."""
+    from mlx_lm.models import cache as module
+
+    cls = vars(module).get(name) if isinstance(name, str) else None
+    if not (isinstance(cls, type) and cls.__module__ == module.__name__):
+        raise fail(
+            "CACHE_CLASS_UNKNOWN", f"{where} is of class {name!r}, which mlx_lm.models.cache does not have",
+            fix="Import it with the mlx_lm release that wrote it, and put the cache from there.",
+        )  # fmt: skip
+    if handler_for_class(cls, where).kind == "list":
+        pairs = state if isinstance(state, list) else []
+        if not pairs or not all(isinstance(pair, list) and len(pair) == 2 for pair in pairs):
+            raise _invalid(f"state of {where}", "pairs of a state and a class name", _length(state))
+        return cls(*(_revive(child, inner, f"{where}.{i}") for i, (inner, child) in enumerate(pairs)))
+    try:
+        return cls.from_state(state)  # type: ignore[attr-defined]
+    except (TypeError, ValueError, AttributeError, IndexError) as error:
+        raise _invalid(f"state of {where} ({name}): {str(error)[:120]}") from None
+
+
+def _logical(cache: Any, path: str) -> Any:
+    """A twin of ``cache`` whose buffers hold nothing but its state."""
+    from mlx_lm.models import cache as module
+
+    if type(cache).__module__ != module.__name__:
+        raise fail(
+            "CACHE_FILE_EXPORT", f"layers[{path}] is a {type(cache).__qualname__}", expected="a class of mlx_lm",
+            found=type(cache).__module__, fix="Load the entry in a program that knows the class.",
+        )  # fmt: skip
+    handler = handler_for_class(type(cache), f"layers[{path}]")
+    if handler.kind == "list":
+        return type(cache)(*(_logical(child, f"{path}.{i}") for i, child in enumerate(cache.caches)))
+    rows = _rows(handler.kind, cache)
+    if rows is None:
+        return cache
+    cut = tree_map(lambda array: array[..., :rows, :], (cache.keys, cache.values))
+    return type(cache).from_state((*cut, *cache.state[2:]))
+
+
+def _rows(kind: str, cache: Any) -> int | None:
+    """Rows at the front of the buffers that are state; None where all of them are, or where there are none."""
+    if kind not in ("kv", "kv-quantized", "kv-chunked", "kv-rotating") or cache.keys is None:
+        return None
+    if kind == "kv-rotating":
+        index: int = cache._idx  # noqa: SLF001 - the class has no other name for it
+        return index if index == cache.offset else None
+    return int(cache.offset) - (int(cache.start_position) if kind == "kv-chunked" else 0)
+
+
+def _unflatten(flat: Mapping[str, Any], what: str) -> Any:
+    try:
+        return tree_unflatten(list(flat.items()))
+    except (ValueError, TypeError, IndexError, KeyError, RecursionError, KVStoreError) as error:
+        raise _invalid(f"{what} cannot be put together: {str(error)[:80]}") from None
+
+
+def _length(value: Any) -> Any:
+    return len(value) if isinstance(value, (list, dict)) else type(value).__name__
+
+
+def _invalid(what: str, expected: Any = None, found: Any = None) -> KVStoreError:
+    return fail(
+        "CACHE_FILE_INVALID", f"prompt-cache file: {what}", expected=expected, found=found,
+        fix="Write it again with mlx_lm.cache_prompt, or put the prompt itself.",
+    )  # fmt: skip
