@@ -1,0 +1,177 @@
+"""From a live cache to a manifest and its payloads, without a copy of the cache.
+
+Everything that can be wrong with a cache is found before anything is hashed. What is
+hashed, and later encoded, are views of the live buffers: the caller must leave the cache
+alone until the entry is published.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any, Final
+
+from kvstore.errors import fail
+from kvstore.format.groups import Group, PayloadRef, Segment, plan_groups, segments
+from kvstore.format.layers import LayerRecord, Span, leaves
+from kvstore.format.manifest import Manifest, MethodRecord, PrefixRecord, check_manifest, token_spec
+from kvstore.format.prefix import DEFAULT_NAMESPACE, MediaItem, TokenIds, as_token_ids, parse_namespace, prefix_digest
+from kvstore.format.tensors import Payload
+from kvstore.runtime.identity import ModelIdentity
+from kvstore.runtime.kinds import describe, views
+from kvstore.runtime.rows import Rows
+
+__all__ = ["Captured", "capture"]
+
+Views = dict[str, dict[str, Rows]]
+_WORKERS: Final = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Captured:
+    """A cache as an entry that is ready to be published.
+
+    Attributes:
+        token_ids: The prefix, as its payload holds it.
+        source: The payload of each reference in the manifest, token ids included; views, made anew at each call.
+    """
+
+    manifest: Manifest
+    token_ids: TokenIds
+    source: Callable[[PayloadRef], Payload]
+
+
+def capture(
+    cache: Sequence[Any],
+    token_ids: Sequence[int] | TokenIds,
+    identity: ModelIdentity,
+    *,
+    namespace: str = DEFAULT_NAMESPACE,
+    method: MethodRecord | None = None,
+    media: Sequence[MediaItem] = (),
+    cancelled: Callable[[], bool] | None = None,
+) -> Captured:
+    """Read a live cache.
+
+    The cache is evaluated on the calling thread; digests are computed in others.
+
+    Args:
+        cache: One cache object for each layer, as ``make_prompt_cache`` returns them.
+        token_ids: The tokens that the cache is the state of, all of them and no more.
+        method: The lossy method that made the state, if one did.
+        media: Images and the like within the prefix.
+        cancelled: Asked between payloads.
+
+    Raises:
+        InvalidError: CACHE_EMPTY, CACHE_INCONSISTENT, CACHE_BATCHED, TOKEN_ID_RANGE.
+        UnsupportedError: CACHE_CLASS_UNKNOWN, DTYPE_UNSUPPORTED.
+        CancelledError: CANCELLED.
+    """
+    ids = as_token_ids(token_ids)
+    name = parse_namespace(namespace)
+    layers = describe(cache)
+    check_layers_agree(layers, int(ids.size))
+    jobs = _jobs(layers, views(cache))
+    refs = _digests([job.make for job in jobs], cancelled)
+    tokens = Payload.make({token_spec(ids.size).name: ("U32", ids)})
+    token_ref = PayloadRef(tokens.digest(), tokens.size)
+    manifest = check_manifest(
+        Manifest(
+            model=identity.model,
+            tokenizer=identity.tokenizer,
+            namespace=name,
+            prefix=PrefixRecord(
+                int(ids.size), prefix_digest(identity.digest, name, ids, tuple(media)), token_ref, tuple(media)
+            ),
+            layers=layers,
+            groups=_groups(layers, refs),
+            method=method,
+        )
+    )
+    makers = {ref: job.make for ref, job in zip(refs, jobs, strict=True)}
+    makers[token_ref] = lambda: tokens
+    return Captured(manifest, ids, lambda ref: makers[ref]())
+
+
+def check_layers_agree(layers: tuple[LayerRecord, ...], token_count: int) -> None:
+    """Every layer that was written has read exactly the token ids, and at least one was written.
+
+    Raises:
+        InvalidError: CACHE_EMPTY or CACHE_INCONSISTENT, naming the layer and both values.
+    """
+    written = [(path, layer) for path, layer in leaves(layers) if not layer.never_written]
+    if not written or token_count == 0:
+        raise fail(
+            "CACHE_EMPTY", "the cache holds no tokens" if not written else "there are no token ids",
+            fix="Prefill the model first, and pass the ids that it read.", layers=len(layers),
+        )  # fmt: skip
+    offsets = [(path, layer.offset) for path, layer in written if layer.offset is not None]
+    for path, offset in offsets:
+        if offset == token_count:
+            continue
+        first_path, first = offsets[0]
+        if offset != first:
+            raise fail(
+                "CACHE_INCONSISTENT", f"layers[{path}].offset differs from layers[{first_path}].offset",
+                expected=first, found=offset, fix="Put caches of one model, all at one position.",
+            )  # fmt: skip
+        raise fail(
+            "CACHE_INCONSISTENT", f"layers[{path}].offset differs from the number of token ids",
+            expected=token_count, found=offset,
+            fix="Pass every id that the model has read into this cache, the last sampled one not among them.",
+        )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class _Job:
+    """One payload: the rows of a segment in all layers of its group."""
+
+    paths: tuple[str, ...]
+    layers: dict[str, LayerRecord]
+    rows: Views
+    segment: Segment
+
+    def make(self) -> Payload:
+        """The payload, as views wherever the rows lie together."""
+        return Payload.make({
+            f"{path}.{role}": (record.dtype, self.rows[path][role].read(self.segment.first, self.segment.rows))
+            for path in self.paths
+            for role, record in self.layers[path].tensors.items()
+        })  # fmt: skip
+
+
+def _jobs(layers: tuple[LayerRecord, ...], rows: Views) -> list[_Job]:
+    by_path = dict(leaves(layers))
+    return [_Job(paths, by_path, rows, segment) for span, paths in plan_groups(layers) for segment in segments(span)]
+
+
+def _digests(
+    makers: Sequence[Callable[[], Payload]], cancelled: Callable[[], bool] | None
+) -> list[PayloadRef]:
+    """Hash every payload, several at a time; hashing releases the interpreter lock."""
+
+    def one(make: Callable[[], Payload]) -> PayloadRef:
+        if cancelled is not None and cancelled():
+            raise fail("CANCELLED", "reading the cache was stopped")
+        payload = make()
+        return PayloadRef(payload.digest(), payload.size)
+
+    if len(makers) == 1:
+        return [one(makers[0])]
+    with ThreadPoolExecutor(min(_WORKERS, len(makers))) as pool:
+        try:
+            return list(pool.map(one, makers))
+        except BaseException:
+            pool.shutdown(cancel_futures=True)
+            raise
+
+
+def _groups(layers: tuple[LayerRecord, ...], refs: Sequence[PayloadRef]) -> tuple[Group, ...]:
+    remaining = iter(refs)
+    return tuple(Group(span, paths, tuple(islice(remaining, _count(span)))) for span, paths in plan_groups(layers))
+
+
+def _count(span: Span) -> int:
+    return len(segments(span))

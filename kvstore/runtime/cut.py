@@ -1,0 +1,80 @@
+"""What is left of a layer when an entry is restored at an earlier position.
+
+Whether a cut is possible is the format's rule (``LayerRecord.lowest_cut``); what the
+record then says, and which stored rows are still needed, is decided here.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from types import MappingProxyType
+
+from kvstore.errors import fail
+from kvstore.format.layers import LayerRecord, Scalar
+from kvstore.format.manifest import Manifest
+
+__all__ = ["Cut", "cut_layer", "require_cut"]
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """A leaf layer at the position to restore.
+
+    Attributes:
+        record: The layer as it shall be restored.
+        placed: The record by which rows find their places: the stored one for a ring, whose rows stay where they were.
+        rows: Stored rows that are needed, from the first.
+    """
+
+    record: LayerRecord
+    placed: LayerRecord
+    rows: int
+
+    @property
+    def hole(self) -> bool:
+        """Whether one row of a ring is missing: the one that the next token overwrites."""
+        return self.record.rows > self.rows
+
+
+def require_cut(manifest: Manifest, tokens: int) -> None:
+    """Prove that the entry can be restored at ``tokens``.
+
+    Raises:
+        IncompatibleError: CUT_NOT_POSSIBLE.
+    """
+    low, high = manifest.lowest_cut, manifest.token_count
+    if not max(low, 1) <= tokens <= high:
+        raise fail(
+            "CUT_NOT_POSSIBLE", "the entry cannot be restored at that token",
+            expected=str(high) if low >= high else f"{max(low, 1)} to {high}", found=tokens,
+            fix="Restore it where it can be cut, or compute the cache from the start.",
+        )  # fmt: skip
+
+
+def cut_layer(layer: LayerRecord, tokens: int) -> Cut:
+    """The leaf layer at ``tokens``, which :func:`require_cut` has allowed."""
+    if layer.never_written or layer.offset is None or layer.offset == tokens:
+        return Cut(layer, layer, layer.rows)
+    if layer.kind == "kv-rotating" and layer.offset > layer.rows:
+        # One token back in a full ring with nothing pinned. The newest row goes; the place
+        # that it had is the next to be written, so the row that it displaced is never missed.
+        ring = (layer.integer("ring_index") - 1) % layer.rows
+        record = _with(layer, {"offset": tokens, "ring_index": ring}, layer.rows)
+        return Cut(record, layer, layer.rows - 1)
+    rows = tokens - (layer.integer("start") if layer.kind == "kv-chunked" else 0)
+    scalars: dict[str, Scalar] = {"offset": tokens}
+    if layer.kind == "kv-rotating":
+        scalars["ring_index"] = rows
+    record = _with(layer, scalars, rows)
+    return Cut(record, record, rows)
+
+
+def _with(layer: LayerRecord, scalars: dict[str, Scalar], rows: int) -> LayerRecord:
+    tensors = {}
+    for role, tensor in layer.tensors.items():
+        axis = layer.axis(role)
+        assert axis is not None  # noqa: S101 - every kind that can be cut has rows in all its tensors
+        tensors[role] = replace(tensor, shape=(*tensor.shape[:axis], rows, *tensor.shape[axis + 1 :]))
+    return replace(
+        layer, scalars=MappingProxyType({**layer.scalars, **scalars}), tensors=MappingProxyType(tensors)
+    )
