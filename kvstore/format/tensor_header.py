@@ -14,6 +14,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from json.encoder import encode_basestring
 from math import prod
 from types import MappingProxyType
 from typing import Any, Final
@@ -159,14 +160,14 @@ def _check_spec(spec: TensorSpec) -> None:
     name = spec.name
     if not 0 < len(name) <= MAX_NAME_CHARS or name == "__metadata__":
         raise _invalid("a tensor's name", f"1 to {MAX_NAME_CHARS} characters, not __metadata__", name)
-    if any("\ud800" <= char <= "\udfff" for char in name):
+    if not name.isascii() and any("\ud800" <= char <= "\udfff" for char in name):
         raise _invalid("a tensor's name holds half of a surrogate pair")
     parse_dtype(spec.dtype, f"the dtype of tensor {name!r}")
     if len(spec.shape) > MAX_RANK:
         raise _invalid(f"the rank of tensor {name!r}", f"at most {MAX_RANK}", len(spec.shape))
-    if any(extent < 0 for extent in spec.shape):
+    if min(spec.shape, default=0) < 0:
         raise _invalid(f"the shape of tensor {name!r}", "extents of at least 0", list(spec.shape))
-    if any(extent > MAX_DIM for extent in spec.shape) or spec.nbytes > MAX_PAYLOAD_BYTES:
+    if max(spec.shape, default=0) > MAX_DIM or spec.nbytes > MAX_PAYLOAD_BYTES:
         raise fail(
             "ST_SHAPE_OVERFLOW", f"tensor {name!r} is too large",
             expected=f"extents up to {MAX_DIM}, {MAX_PAYLOAD_BYTES} bytes in all", found=list(spec.shape),
@@ -179,7 +180,7 @@ def _build_header(ordered: Iterable[TensorSpec]) -> bytes:
     for spec in ordered:
         end = begin + spec.nbytes
         shape = ",".join(map(str, spec.shape))
-        name = json.dumps(spec.name, ensure_ascii=False)
+        name = encode_basestring(spec.name)
         items.append(f'{name}:{{"dtype":"{spec.dtype}","shape":[{shape}],"data_offsets":[{begin},{end}]}}')
         begin = end
     text = ("{" + ",".join(items) + "}").encode()

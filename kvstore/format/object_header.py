@@ -1,0 +1,310 @@
+"""The frames around an object's data: its header and its frame table.
+
+An object is a zstd stream::
+
+    skippable frame 0x184D2A50   header: canonical JSON
+    data frames                  group by group, tensor by tensor, chunk by chunk, plane by plane
+    skippable frame 0x184D2A51   frame table: the size of each data frame, 32-bit little-endian;
+                                 then the SHA-256 of header frame and sizes
+
+Where frames begin and what they must decode to follows from the header and the table, so
+there is nothing else that could contradict them. The digest guards what zstd's own
+checksums do not cover.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, Literal, NoReturn, TypeAlias
+
+import numpy as np
+
+from kvstore.errors import KVStoreError, fail
+from kvstore.format.boxes import Box, Grid
+from kvstore.format.digest import Digest
+from kvstore.format.fields import Fields, expect_text
+from kvstore.format.filters import Filter, parse_filter
+from kvstore.format.json import canonical_bytes, parse_canonical
+from kvstore.format.tensors import DTYPE_SIZES, TensorSpec, parse_dtype, payload_size
+from kvstore.format.zstd import frame_end
+from kvstore.limits import (
+    MAX_CHUNK_BYTES,
+    MAX_DIM,
+    MAX_NAME_CHARS,
+    MAX_OBJECT_HEADER_BYTES,
+    MAX_PAYLOAD_BYTES,
+    MAX_RANK,
+    MAX_TENSOR_HEADER_BYTES,
+    MAX_TENSORS_PER_PAYLOAD,
+)
+
+__all__ = [
+    "BATCH_BYTES", "MEDIA_TYPE", "Batch", "Codec", "Group", "ObjectHeader", "decode_sizes", "encode_header",
+    "encode_table", "parse_header", "table_bytes",
+]  # fmt: skip
+
+Codec: TypeAlias = Literal["small", "fast"]
+Array = np.ndarray[Any, Any]
+
+MEDIA_TYPE: Final = "application/vnd.kvstore.object.v1+json"
+_FAMILY: Final = "application/vnd.kvstore.object."
+_HEADER_MAGIC: Final = b"\x50\x2a\x4d\x18"
+_TABLE_MAGIC: Final = b"\x51\x2a\x4d\x18"
+_SKIPPABLE_BYTES: Final = 8
+_DIGEST_BYTES: Final = 32
+_MIN_CHUNK_BYTES: Final = 65536
+BATCH_BYTES: Final = 512 * 1024
+"""Chunks of one shape are worked on together up to this size; one larger chunk is a batch of its own."""
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Tensors of one dtype, shape and filter, in the order in which their frames lie."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    filter: Filter
+    names: tuple[str, ...]
+
+    @property
+    def itemsize(self) -> int:
+        """Bytes per element."""
+        return DTYPE_SIZES[self.dtype]
+
+    @property
+    def plane_count(self) -> int:
+        """Frames per chunk."""
+        return self.filter.plane_count(self.itemsize)
+
+    def grid(self, chunk_bytes: int) -> Grid:
+        """How each tensor of the group is cut into chunks."""
+        return Grid.of(self.shape, chunk_bytes // self.itemsize)
+
+    def specs(self) -> Iterator[TensorSpec]:
+        """The group's tensors."""
+        return (TensorSpec(name, self.dtype, self.shape) for name in self.names)
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """Chunks of one shape that follow one another in one group: the unit of work.
+
+    Attributes:
+        group: Their group.
+        parts: For each chunk the tensor's name and the chunk's box.
+        frame: Number of the first chunk's first frame in the frame table.
+        nbytes: Unfiltered bytes.
+    """
+
+    group: Group
+    parts: tuple[tuple[str, Box], ...]
+    frame: int
+    nbytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class ObjectHeader:
+    """What an object says of itself."""
+
+    digest: Digest
+    size: int
+    namespace: str
+    codec: str
+    chunk_bytes: int
+    groups: tuple[Group, ...]
+
+    def specs(self) -> list[TensorSpec]:
+        """All tensors, in the order of their frames."""
+        return [spec for group in self.groups for spec in group.specs()]
+
+    def frame_contents(self) -> Array:
+        """The bytes that each data frame decodes to, int64, in frame order."""
+        parts = [np.empty(0, np.int64)]
+        for group in self.groups:
+            grid = group.grid(self.chunk_bytes)
+            width = group.itemsize // group.plane_count
+            per_tensor = np.fromiter((grid.box(at).size * width for at in range(grid.count)), np.int64, grid.count)
+            parts.append(np.tile(np.repeat(per_tensor, group.plane_count), len(group.names)))
+        return np.concatenate(parts)
+
+    def frame_count(self) -> int:
+        """Number of data frames, without listing them."""
+        return sum(
+            group.grid(self.chunk_bytes).count * group.plane_count * len(group.names) for group in self.groups
+        )
+
+    def batches(self) -> Iterator[Batch]:
+        """All chunks, in frame order, as units of work of at most :data:`BATCH_BYTES` or one chunk."""
+        frame = 0
+        for group in self.groups:
+            for parts in _runs(group, group.grid(self.chunk_bytes)):
+                yield Batch(group, parts, frame, len(parts) * parts[0][1].size * group.itemsize)
+                frame += len(parts) * group.plane_count
+
+
+def _runs(group: Group, grid: Grid) -> Iterator[tuple[tuple[str, Box], ...]]:
+    run: list[tuple[str, Box]] = []
+    listed = [grid.box(0)] if grid.count == 1 else None
+    for name in group.names:
+        for box in listed or (grid.box(at) for at in range(grid.count)):
+            full = run and (len(run) + 1) * box.size * group.itemsize > BATCH_BYTES
+            if full or (run and run[0][1].shape != box.shape):
+                yield tuple(run)
+                run = []
+            run.append((name, box))
+    if run:
+        yield tuple(run)
+
+
+def encode_header(header: ObjectHeader) -> bytes:
+    """The header frame."""
+    document: dict[str, Any] = {
+        "media_type": MEDIA_TYPE,
+        "payload": {"digest": header.digest, "size": header.size},
+        "namespace": header.namespace,
+        "codec": header.codec,
+        "chunk_bytes": header.chunk_bytes,
+        "groups": [
+            {"dtype": group.dtype, "shape": list(group.shape), "filter": group.filter.name, "names": list(group.names)}
+            for group in header.groups
+        ],
+    }
+    text = canonical_bytes(document)
+    return _HEADER_MAGIC + len(text).to_bytes(4, "little") + text
+
+
+def encode_table(header_frame: bytes, sizes: Sequence[int]) -> bytes:
+    """The frame table for data frames of these sizes."""
+    body = np.array(sizes, "<u4").tobytes()
+    body += hashlib.sha256(header_frame + body).digest()
+    return _TABLE_MAGIC + len(body).to_bytes(4, "little") + body
+
+
+def table_bytes(frames: int) -> int:
+    """Bytes of the table frame of an object with so many data frames."""
+    return _SKIPPABLE_BYTES + 4 * frames + _DIGEST_BYTES
+
+
+def parse_header(data: memoryview) -> tuple[ObjectHeader, int]:
+    """Read the header frame; returns the header and where the data frames begin.
+
+    Raises:
+        InvalidError: OBJECT_HEADER_INVALID, ST_HEADER_INVALID, ST_SHAPE_OVERFLOW.
+        IntegrityError: ZSTD_TRUNCATED.
+        UnsupportedError: OBJECT_VERSION_UNSUPPORTED, FILTER_UNSUPPORTED, DTYPE_UNSUPPORTED.
+    """
+    if len(data) < _SKIPPABLE_BYTES:
+        raise fail("ZSTD_TRUNCATED", "an object is too short for a header", expected=_SKIPPABLE_BYTES, found=len(data))
+    if bytes(data[:4]) != _HEADER_MAGIC:
+        _refuse("the first bytes of an object", _HEADER_MAGIC.hex(), data[:4].hex())
+    length = int.from_bytes(data[4:8], "little")
+    if length > MAX_OBJECT_HEADER_BYTES:
+        _refuse("the length of the header", f"at most {MAX_OBJECT_HEADER_BYTES}", length)
+    end = _SKIPPABLE_BYTES + length
+    if end > len(data):
+        raise fail("ZSTD_TRUNCATED", "an object ends within its header", expected=end, found=len(data))
+    try:
+        return _parse_document(parse_canonical(data[_SKIPPABLE_BYTES:end], length, "object header")), end
+    except KVStoreError as error:
+        if error.phase == "payload" or error.exit_code != 4:
+            raise
+        raise fail("OBJECT_HEADER_INVALID", error.message, cause=error.code) from None
+
+
+def _parse_document(value: Any) -> ObjectHeader:
+    media_type = value.get("media_type") if isinstance(value, dict) else None
+    if media_type != MEDIA_TYPE:
+        known = isinstance(media_type, str) and media_type.startswith(_FAMILY)
+        code = "OBJECT_VERSION_UNSUPPORTED" if known else "OBJECT_HEADER_INVALID"
+        raise fail(code, "an object's media type", expected=MEDIA_TYPE, found=media_type)
+    fields = Fields(value, "", ("chunk_bytes", "codec", "groups", "media_type", "namespace", "payload"))
+    payload = Fields(fields.get("payload"), "payload", ("digest", "size"))
+    codec = fields.text("codec")
+    if codec not in ("small", "fast"):
+        raise fail("FILTER_UNSUPPORTED", "codec", expected="small or fast", found=codec)
+    header = ObjectHeader(
+        digest=payload.digest("digest"),
+        size=payload.integer("size", high=MAX_PAYLOAD_BYTES + MAX_TENSOR_HEADER_BYTES + 8),
+        namespace=fields.text("namespace"),
+        codec=codec,
+        chunk_bytes=fields.integer("chunk_bytes", low=_MIN_CHUNK_BYTES, high=MAX_CHUNK_BYTES),
+        groups=tuple(
+            _parse_group(item, where) for item, where in fields.items("groups", limit=MAX_TENSORS_PER_PAYLOAD)
+        ),
+    )
+    size = payload_size(header.specs())
+    if size != header.size:
+        _refuse("the payload size of an object", size, header.size)
+    return header
+
+
+def _parse_group(value: Any, where: str) -> Group:
+    fields = Fields(value, where, ("dtype", "filter", "names", "shape"))
+    names = fields.items("names", limit=MAX_TENSORS_PER_PAYLOAD)
+    if not names:
+        _refuse(fields.path("names"), "at least one name", 0)
+    return Group(
+        dtype=parse_dtype(fields.get("dtype"), fields.path("dtype")),
+        shape=fields.integers("shape", limit=MAX_RANK, high=MAX_DIM),
+        filter=parse_filter(fields.get("filter"), fields.path("filter")),
+        names=tuple(expect_text(name, at, grammar=None, limit=MAX_NAME_CHARS) for name, at in names),
+    )
+
+
+def decode_sizes(data: memoryview, header: ObjectHeader, start: int) -> Array:
+    """Read the frame table, the last frame of an object; returns the sizes of the data frames, int64.
+
+    Args:
+        data: The whole object.
+        header: Its header.
+        start: Where the data frames begin.
+
+    Raises:
+        InvalidError: FRAME_TABLE_INVALID or ZSTD_TRAILING_DATA.
+        IntegrityError: ZSTD_TRUNCATED or ZSTD_CORRUPT.
+    """
+    count = header.frame_count()
+    if 4 * count > MAX_OBJECT_HEADER_BYTES:
+        _refuse_table("the number of data frames", f"at most {MAX_OBJECT_HEADER_BYTES // 4}", count)
+    at = len(data) - table_bytes(count)
+    if at < start or data[at : at + _SKIPPABLE_BYTES] != _table_lead(count):
+        raise _misplaced_table(data, start, count)
+    body = data[at + _SKIPPABLE_BYTES : len(data) - _DIGEST_BYTES]
+    hasher = hashlib.sha256(data[:start])
+    hasher.update(body)
+    if data[len(data) - _DIGEST_BYTES :] != hasher.digest():
+        _refuse_table("the digest of header and frame table", hasher.hexdigest(), data[-_DIGEST_BYTES:].hex())
+    sizes = np.frombuffer(body, "<u4").astype(np.int64)
+    if start + int(sizes.sum()) != at:
+        _refuse_table("the bytes of all data frames", at - start, int(sizes.sum()))
+    return sizes
+
+
+def _table_lead(count: int) -> bytes:
+    return _TABLE_MAGIC + (4 * count + _DIGEST_BYTES).to_bytes(4, "little")
+
+
+def _misplaced_table(data: memoryview, start: int, count: int) -> KVStoreError:
+    """Why the table is not where it must be: frame after frame from the start, to tell the faults apart."""
+    position = start
+    for _ in range(count):
+        end = frame_end(data, position)
+        if isinstance(end, KVStoreError):
+            return end
+        position = end
+    end = position + table_bytes(count)
+    if end > len(data):
+        return fail("ZSTD_TRUNCATED", "an object ends within its frame table", expected=end, found=len(data))
+    if data[position : position + _SKIPPABLE_BYTES] != _table_lead(count):
+        return fail("FRAME_TABLE_INVALID", f"there is no table of {count} frames after the data frames")
+    return fail("ZSTD_TRAILING_DATA", "an object goes on after its frame table", expected=end, found=len(data))
+
+
+def _refuse(what: str, expected: Any, found: Any) -> NoReturn:
+    raise fail("OBJECT_HEADER_INVALID", what, expected=expected, found=found)
+
+
+def _refuse_table(what: str, expected: Any, found: Any) -> NoReturn:
+    raise fail("FRAME_TABLE_INVALID", what, expected=expected, found=found)

@@ -1,0 +1,150 @@
+"""Reading an object: everything that can be checked is checked before anything is decoded."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Mapping
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+
+from kvstore.errors import fail
+from kvstore.format.boxes import write_box
+from kvstore.format.digest import Digest
+from kvstore.format.filters import boxed, join_planes
+from kvstore.format.object_header import Batch, Group, ObjectHeader, decode_sizes, parse_header
+from kvstore.format.tensors import Payload, TensorSpec, canonical_order, encode_tensor_header, uint_dtype
+from kvstore.format.zstd import check_frames, decompress_frames
+
+__all__ = ["ObjectReader", "parse_object"]
+
+Array = np.ndarray[Any, Any]
+
+
+class ObjectReader:
+    """A checked object, ready to be decoded.
+
+    The chunks are independent of each other: :meth:`decode_chunk` may run in several threads at once, each of which
+    needs scratch of a few MiB. The object's bytes must stay as they are until the last one is decoded.
+
+    Attributes:
+        header: What the object says of itself.
+        specs: The payload's tensors, in canonical order.
+        chunks: The units of work, each a run of like chunks of one or several tensors.
+    """
+
+    __slots__ = ("_data", "_ends", "chunks", "header", "specs")
+
+    def __init__(self, data: memoryview, header: ObjectHeader, ends: Array) -> None:
+        """Use :func:`parse_object`. ``ends[i]`` is where data frame ``i`` begins, ``ends[i + 1]`` where it ends."""
+        self._data = data
+        self._ends = ends
+        self.header = header
+        self.specs: tuple[TensorSpec, ...] = canonical_order(header.specs())
+        self.chunks: tuple[Batch, ...] = tuple(header.batches())
+
+    def decode_chunk(self, chunk: Batch, destinations: Mapping[str, Array]) -> None:
+        """Decode one of :attr:`chunks` into the tensors that it belongs to.
+
+        Args:
+            chunk: The unit of work.
+            destinations: By tensor name, a writable array of the tensor's shape with unsigned integers of the dtype's
+                width; may be a strided view.
+
+        Raises:
+            IntegrityError: ZSTD_CORRUPT. The destinations may then hold part of the data.
+            UsageError: USAGE, where a destination is missing or does not fit.
+        """
+        for name, _ in chunk.parts:
+            _check_destination(name, chunk.group, destinations)
+        for (name, box), words in zip(chunk.parts, self._words(chunk), strict=True):
+            write_box(destinations[name], box, boxed(words, box.shape, chunk.group.filter))
+
+    def decode_into(self, destinations: Mapping[str, Array]) -> None:
+        """Decode the whole payload, chunk by chunk. Raises as :meth:`decode_chunk`."""
+        for chunk in self.chunks:
+            self.decode_chunk(chunk, destinations)
+
+    def read_payload(self) -> Payload:
+        """The payload in fresh memory. Raises ZSTD_CORRUPT."""
+        arrays = {spec.name: np.empty(spec.shape, uint_dtype(spec.dtype)) for spec in self.specs}
+        self.decode_into(arrays)
+        return Payload(self.specs, tuple(arrays[spec.name] for spec in self.specs), encode_tensor_header(self.specs))
+
+    def verify_payload(self) -> None:
+        """Decode everything and prove the payload's digest, in a few MiB of memory.
+
+        Raises:
+            IntegrityError: ZSTD_CORRUPT or PAYLOAD_DIGEST_MISMATCH.
+        """
+        hasher = hashlib.sha256(encode_tensor_header(self.specs))
+        for chunk in self._in_payload_order():
+            box = boxed(self._words(chunk)[0], chunk.parts[0][1].shape, chunk.group.filter)
+            hasher.update(np.ascontiguousarray(box).data)
+        found = f"sha256:{hasher.hexdigest()}"
+        if found != self.header.digest:
+            raise fail(
+                "PAYLOAD_DIGEST_MISMATCH", "the digest of a decoded payload", expected=self.header.digest, found=found,
+                fix="The object is damaged; verify the store.",
+            )  # fmt: skip
+
+    def _in_payload_order(self) -> Iterator[Batch]:
+        """Single chunks in the order of the payload's bytes."""
+        firsts: dict[str, tuple[Group, int]] = {}
+        frame = 0
+        for group in self.header.groups:
+            for name in group.names:
+                firsts[name] = (group, frame)
+                frame += group.grid(self.header.chunk_bytes).count * group.plane_count
+        for spec in self.specs:
+            group, frame = firsts[spec.name]
+            grid = group.grid(self.header.chunk_bytes)
+            for at in range(grid.count):
+                box = grid.box(at)
+                yield Batch(group, ((spec.name, box),), frame + at * group.plane_count, box.size * group.itemsize)
+
+    def _words(self, chunk: Batch) -> Any:
+        """The chunk's elements as stored; views that last until this thread decodes again."""
+        count = len(chunk.parts) * chunk.group.plane_count
+        bounds = self._ends[chunk.frame : chunk.frame + count + 1].tolist()
+        frames = [self._data[begin:end] for begin, end in pairwise(bounds)]
+        planes = decompress_frames(frames, chunk.nbytes // count)
+        return join_planes(planes, uint_dtype(chunk.group.dtype), chunk.group.filter)
+
+
+def parse_object(data: memoryview, *, digest: Digest, size: int, namespace: str = "default") -> ObjectReader:
+    """Check an object's header, frame table and every frame's header and extent; nothing is decoded yet.
+
+    Args:
+        data: The whole object.
+        digest: The payload's digest by its descriptor.
+        size: The payload's size by its descriptor.
+        namespace: The namespace that it is read for.
+
+    Raises:
+        InvalidError: OBJECT_HEADER_INVALID, FRAME_TABLE_INVALID, ST_HEADER_INVALID, ST_SHAPE_OVERFLOW,
+            ZSTD_SIZE_UNDECLARED, ZSTD_WINDOW_TOO_LARGE, ZSTD_DICTIONARY_REQUIRED or ZSTD_TRAILING_DATA.
+        IntegrityError: OBJECT_NAME_MISMATCH, ZSTD_CORRUPT or ZSTD_TRUNCATED.
+        IncompatibleError: NAMESPACE_MISMATCH.
+        UnsupportedError: OBJECT_VERSION_UNSUPPORTED, FILTER_UNSUPPORTED or DTYPE_UNSUPPORTED.
+    """
+    view = memoryview(data).cast("B")
+    header, start = parse_header(view)
+    for what, expected, found in (("digest", digest, header.digest), ("size", size, header.size)):
+        if expected != found:
+            raise fail("OBJECT_NAME_MISMATCH", f"an object's payload {what}", expected=expected, found=found)
+    if header.namespace != namespace:
+        raise fail("NAMESPACE_MISMATCH", "an object's namespace", expected=namespace, found=header.namespace)
+    sizes = decode_sizes(view, header, start)
+    ends = np.concatenate(([start], start + np.cumsum(sizes)))
+    check_frames(view, ends[:-1], sizes, header.frame_contents())
+    return ObjectReader(view, header, ends)
+
+
+def _check_destination(name: str, group: Group, destinations: Mapping[str, Array]) -> None:
+    wanted = (uint_dtype(group.dtype), group.shape)
+    array = destinations.get(name)
+    found = None if array is None else (array.dtype, array.shape)
+    if found != wanted or array is None or not array.flags.writeable:
+        raise fail("USAGE", f"the destination of tensor {name!r}", expected=f"writable {wanted}", found=str(found))
