@@ -1,0 +1,223 @@
+"""Joining a live model to its identity, and refusing one that has none.
+
+A model object says nothing of where it came from, so a cache made by it proves nothing
+either. :func:`load_model` loads a model from the files that the identity was read
+from. :func:`bind` takes a model that is already there and compares it with a second,
+lazy copy built from those files: every parameter's name, shape and dtype, every
+module's class and settings (rope base, scales, windows), and the bits of a sample of
+the parameters.
+"""
+
+from __future__ import annotations
+
+import os
+import weakref
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, Literal
+
+from kvstore.errors import fail
+from kvstore.runtime.folder import load_errors
+from kvstore.runtime.identity import ModelIdentity
+
+if TYPE_CHECKING:
+    import mlx.nn as nn
+
+__all__ = ["DEFAULT_SAMPLE", "BoundModel", "bind", "identity_of", "load_model", "require_bound"]
+
+DEFAULT_SAMPLE: Final = 16
+"""Parameters that :func:`bind` compares beside the first, the last and all of the adapter's."""
+
+
+@dataclass(frozen=True)
+class BoundModel:
+    """A live model whose identity is known.
+
+    Attributes:
+        model: The ``mlx.nn.Module``.
+        tokenizer: What mlx-lm made of the tokenizer files, or what the caller gave; may be None.
+        identity: The identity of the files that the model was loaded from or compared with.
+        evidence: ``loaded`` by kvstore from those files, or ``compared`` with them.
+        compared: Parameters whose bits were compared; 0 where kvstore loaded the model.
+    """
+
+    model: nn.Module
+    tokenizer: Any
+    identity: ModelIdentity
+    evidence: Literal["loaded", "compared"]
+    compared: int = 0
+    _parameters: Mapping[str, weakref.ref[Any]] = field(default_factory=dict, repr=False, compare=False)
+
+    def replaced_parameters(self) -> list[str]:
+        """Names of parameters that are other arrays than at binding: new weights, an adapter, a quantization."""
+        live = dict(_parameters(self.model))
+        gone = [name for name, ref in self._parameters.items() if name not in live or ref() is not live[name]]
+        return gone + [name for name in live if name not in self._parameters]
+
+
+def load_model(
+    path: str | os.PathLike[str],
+    adapter_path: str | os.PathLike[str] | None = None,
+    *,
+    trust_remote_code: bool = False,
+) -> BoundModel:
+    """Load a model with mlx-lm, bound to the identity of the very files that were loaded.
+
+    Args:
+        path: A folder, a folder of the hub cache, or the id of a model in the hub cache; no network is used.
+        adapter_path: Folder of a LoRA, DoRA or full adapter.
+        trust_remote_code: Run the code that the model's config names.
+
+    Raises:
+        InvalidError: MODEL_FOLDER_INVALID, also where mlx-lm cannot load what is there.
+        IncompatibleError: BINDING_MISMATCH where a file changed while it was loaded.
+        UnsupportedError: SHARD_UNSUPPORTED.
+    """
+    require_one_rank()
+    identity = ModelIdentity.from_path(path, adapter_path)
+    model, tokenizer = _load(identity, trust_remote_code=trust_remote_code)
+    # After the last byte was read: mlx-lm leaves an adapter's arrays lazy.
+    identity.require_unchanged()
+    return BoundModel(model, tokenizer, identity, "loaded", 0, _references(model))
+
+
+def bind(
+    model: nn.Module,
+    identity: ModelIdentity,
+    tokenizer: Any = None,
+    *,
+    sample: int | None = DEFAULT_SAMPLE,
+    trust_remote_code: bool = False,
+) -> BoundModel:
+    """Bind a live model to ``identity`` after comparing the two.
+
+    Args:
+        model: The model as mlx-lm loads it, adapter included.
+        identity: From :meth:`ModelIdentity.from_path`; its files are read again.
+        tokenizer: Kept as it is.
+        sample: How many parameters to compare bit by bit, beside the first, the last and all of the adapter's; they
+            are drawn anew each time. None compares every one, which reads all weight files. A changed
+            weight outside the sample is not seen.
+        trust_remote_code: Run the code that the model's config names, for the copy to compare with.
+
+    Raises:
+        UsageError: USAGE where ``model`` is not an ``mlx.nn.Module``.
+        IncompatibleError: BINDING_MISMATCH naming the parameter or setting.
+        UnsupportedError: SHARD_UNSUPPORTED.
+    """
+    import mlx.nn as nn
+
+    from kvstore.runtime.compare import compare_models
+
+    if not isinstance(model, nn.Module):
+        raise fail("USAGE", "bind: model", expected="an mlx.nn.Module", found=type(model).__name__)
+    require_one_rank()
+    identity.require_unchanged()
+    reference = _skeleton(identity, trust_remote_code=trust_remote_code)
+    compared = compare_models(model, reference, sample=sample, untrained=_untrained(reference, identity))
+    identity.require_unchanged()
+    return BoundModel(model, tokenizer, identity, "compared", compared, _references(model))
+
+
+def require_bound(value: Any) -> BoundModel:
+    """The bound model, once it is proved that its parameters are still those that were bound.
+
+    Arrays changed in place are not seen; arrays put in their place are.
+
+    Raises:
+        IncompatibleError: MODEL_UNBOUND for anything but a bound model, BINDING_MISMATCH for one that was changed.
+    """
+    if not isinstance(value, BoundModel):
+        raise fail(
+            "MODEL_UNBOUND", "the model has no identity", expected="a BoundModel", found=type(value).__name__,
+            fix="Use kvstore.load_model(path), or kvstore.bind(model, kvstore.ModelIdentity.from_path(path)).",
+        )  # fmt: skip
+    replaced = value.replaced_parameters()
+    if replaced:
+        raise fail(
+            "BINDING_MISMATCH", f"parameter {replaced[0]} was replaced after the model was bound",
+            fix="Bind the model again, with the adapter that it has now.", parameters=replaced[:64],
+        )  # fmt: skip
+    return value
+
+
+def identity_of(value: Any) -> ModelIdentity:
+    """The identity of a bound model (proved as by :func:`require_bound`), or a bare identity as it is.
+
+    Raises:
+        IncompatibleError: MODEL_UNBOUND, BINDING_MISMATCH.
+    """
+    return value if isinstance(value, ModelIdentity) else require_bound(value).identity
+
+
+def require_one_rank() -> None:
+    """Refuse a process that is one of several ranks: its model may be a shard.
+
+    Raises:
+        UnsupportedError: SHARD_UNSUPPORTED.
+    """
+    import mlx.core as mx
+
+    # init() also joins a group that another part of the process has made; alone it takes a millisecond.
+    size = mx.distributed.init().size()
+    if size > 1:
+        raise fail(
+            "SHARD_UNSUPPORTED", "mx.distributed", expected="1 rank", found=size,
+            fix="Run the model in one process; sharded caches are not part of format v1.",
+        )  # fmt: skip
+
+
+def _load(identity: ModelIdentity, *, trust_remote_code: bool) -> tuple[nn.Module, Any]:
+    import mlx.core as mx
+    import mlx_lm
+
+    with load_errors(identity.path):
+        model, tokenizer = mlx_lm.load(
+            str(identity.path), adapter_path=_text(identity.adapter_path), **_trust(trust_remote_code)
+        )[:2]
+        mx.eval(model.parameters())
+    return model, tokenizer
+
+
+def _skeleton(identity: ModelIdentity, *, trust_remote_code: bool) -> nn.Module:
+    """The model of the files with every weight still unread."""
+    from mlx_lm import utils
+
+    with load_errors(identity.path):
+        model, _ = utils.load_model(identity.path, lazy=True, **_trust(trust_remote_code))
+        if identity.adapter_path is not None:
+            model = utils.load_adapters(model, str(identity.adapter_path))
+            model.eval()
+    return model
+
+
+def _trust(trust_remote_code: bool) -> dict[str, bool]:  # noqa: FBT001 - from keyword to keyword
+    """The argument only where it is asked for: mlx-lm before 0.32 does not know it."""
+    return {"trust_remote_code": True} if trust_remote_code else {}
+
+
+def _untrained(reference: nn.Module, identity: ModelIdentity) -> frozenset[str]:
+    """Random halves of adapter layers that the adapter's file does not fill: their other halves are zero."""
+    if identity.adapter_path is None:
+        return frozenset()
+    import mlx.core as mx
+
+    filled: Any = mx.load(str(identity.adapter_path / "adapters.safetensors"))
+    return frozenset(
+        name for name, _ in _parameters(reference) if name.endswith(".lora_a") and name not in filled
+    )
+
+
+def _parameters(model: nn.Module) -> Iterator[tuple[str, Any]]:
+    from mlx.utils import tree_flatten
+
+    yield from tree_flatten(model.parameters())
+
+
+def _references(model: nn.Module) -> dict[str, weakref.ref[Any]]:
+    return {name: weakref.ref(array) for name, array in _parameters(model)}
+
+
+def _text(path: Path | None) -> str | None:
+    return None if path is None else str(path)

@@ -1,0 +1,193 @@
+"""SHA-256 of large files, remembered so that a model's weights are read once.
+
+A digest is remembered by path, size, both times and inode. As in git's index, a file
+that changed within the last two seconds before it was read is not remembered: a second
+change could leave every one of these numbers as they are. The memory is a small JSON
+file in the user's cache folder; it is best effort, and losing it costs time only.
+Files of a hub cache are named by their SHA-256, so those are not read at all.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import re
+import tempfile
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+from kvstore.errors import fail
+from kvstore.format.digest import Digest
+from kvstore.store.parallel import Stop, run_parallel
+
+__all__ = ["FileDigests", "FileFact", "Stamp", "blob_digest", "default_memory", "stamp_of"]
+
+_VERSION: Final = 1
+_MAX_REMEMBERED: Final = 16384
+_RACY_NS: Final = 2_000_000_000
+"""Coarsest time stamp of a file system in use (FAT's 2 s)."""
+_CHUNK: Final = 4 * 2**20
+_HEX: Final = re.compile(r"[0-9a-f]{64}", re.ASCII)
+
+
+class Stamp(NamedTuple):
+    """What tells that a file is still the one that was read."""
+
+    size: int
+    mtime_ns: int
+    ctime_ns: int
+    inode: int
+
+
+@dataclass(frozen=True, slots=True)
+class FileFact:
+    """A file's digest and the stamp that it had before and after it was read."""
+
+    digest: Digest
+    stamp: Stamp
+
+
+def default_memory() -> Path:
+    """``$XDG_CACHE_HOME/kvstore-digests.json``, else the same in ``~/.cache``; beside the store, not in it."""
+    base = os.environ.get("XDG_CACHE_HOME", "")
+    return (Path(base) if Path(base).is_absolute() else Path.home() / ".cache") / "kvstore-digests.json"
+
+
+def stamp_of(path: Path) -> Stamp:
+    """The stamp of the file that ``path`` leads to.
+
+    Raises:
+        OSError: if it cannot be looked at.
+    """
+    return _stamp(path.stat())
+
+
+def blob_digest(path: Path) -> Digest | None:
+    """The digest that a hub cache names a file by, or None where ``path`` leads to no such file.
+
+    That is ``…/models--org--name/blobs/<64 hex>``; small files there bear a git id instead.
+    """
+    real = Path(os.path.realpath(path))
+    blobs = real.parent
+    if blobs.name == "blobs" and blobs.parent.name.startswith("models--") and _HEX.fullmatch(real.name):
+        return Digest(f"sha256:{real.name}")
+    return None
+
+
+class FileDigests:
+    """Digests of files, through the memory at one path."""
+
+    def __init__(self, memory: Path | None = None) -> None:
+        self._memory = default_memory() if memory is None else memory
+
+    def digest_all(self, paths: Iterable[Path], *, rehash: bool = False) -> dict[Path, FileFact]:
+        """Digest files, several at once.
+
+        Args:
+            rehash: Read every file, whatever is remembered or in its name.
+
+        Raises:
+            InvalidError: MODEL_FOLDER_INVALID if one cannot be read or changes meanwhile.
+        """
+        wanted = list(dict.fromkeys(paths))
+        remembered = {} if rehash else self._load()
+        facts = {path: fact for path in wanted if (fact := None if rehash else _known(path, remembered))}
+        missing = [path for path in wanted if path not in facts]
+        if missing:
+            started = time.time_ns()
+            stop = Stop()
+            facts.update(zip(missing, run_parallel(partial(_read, stop=stop), missing, stop=stop), strict=True))
+            self._remember({path: facts[path] for path in missing}, started)
+        return {path: facts[path] for path in wanted}
+
+    def _load(self) -> dict[str, FileFact]:
+        """What is remembered; a damaged or foreign file counts as nothing remembered."""
+        try:
+            document = json.loads(self._memory.read_bytes())
+            if document["version"] != _VERSION:
+                return {}
+            return {path: _parse(row) for path, row in document["files"].items()}
+        except (OSError, ValueError, KeyError, TypeError, AttributeError):
+            return {}
+
+    def _remember(self, facts: Mapping[Path, FileFact], started_ns: int) -> None:
+        clean = {
+            os.path.realpath(path): fact for path, fact in facts.items()
+            if max(fact.stamp.mtime_ns, fact.stamp.ctime_ns) + _RACY_NS < started_ns
+        }  # fmt: skip
+        if not clean:
+            return
+        kept = {path: fact for path, fact in self._load().items() if path not in clean}
+        rows = list({**kept, **clean}.items())[-_MAX_REMEMBERED:]
+        document = {"files": {path: [fact.digest, *fact.stamp] for path, fact in rows}, "version": _VERSION}
+        with contextlib.suppress(OSError):
+            _replace(self._memory, json.dumps(document).encode())
+
+
+def _known(path: Path, remembered: Mapping[str, FileFact]) -> FileFact | None:
+    stamp = _stamp_or_refuse(path)
+    blob = blob_digest(path)
+    if blob is not None:
+        return FileFact(blob, stamp)
+    fact = remembered.get(os.path.realpath(path))
+    return fact if fact is not None and fact.stamp == stamp else None
+
+
+def _read(path: Path, *, stop: Stop) -> FileFact:
+    hasher = hashlib.sha256()
+    try:
+        with path.open("rb", buffering=0) as file:
+            before = _stamp(os.fstat(file.fileno()))
+            buffer = bytearray(_CHUNK)
+            while count := file.readinto(buffer):
+                stop.checkpoint()
+                hasher.update(memoryview(buffer)[:count])
+            after = _stamp(os.fstat(file.fileno()))
+    except OSError as error:
+        raise _unreadable(path, error) from error
+    if before != after:
+        raise fail(
+            "MODEL_FOLDER_INVALID", f"{path} changed while it was read", fix="Try again when nothing writes to it."
+        )
+    return FileFact(Digest(f"sha256:{hasher.hexdigest()}"), after)
+
+
+def _stamp(info: os.stat_result) -> Stamp:
+    return Stamp(info.st_size, info.st_mtime_ns, info.st_ctime_ns, info.st_ino)
+
+
+def _stamp_or_refuse(path: Path) -> Stamp:
+    try:
+        return stamp_of(path)
+    except OSError as error:
+        raise _unreadable(path, error) from error
+
+
+def _unreadable(path: Path, error: OSError) -> Exception:
+    return fail("MODEL_FOLDER_INVALID", f"{path} cannot be read: {error.strerror}", path=str(path))
+
+
+def _parse(row: Any) -> FileFact:
+    digest, *numbers = row
+    if not (isinstance(digest, str) and _HEX.fullmatch(digest.removeprefix("sha256:"))):
+        raise ValueError(digest)
+    return FileFact(Digest(digest), Stamp(*(int(number) for number in numbers)))
+
+
+def _replace(path: Path, data: bytes) -> None:
+    """Write beside and rename, so that a reader never sees half a file; readable for this user alone."""
+    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    handle, name = tempfile.mkstemp(dir=path.parent, prefix=path.name + ".")
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(data)
+        Path(name).replace(path)
+    except BaseException:
+        Path(name).unlink(missing_ok=True)
+        raise
