@@ -1,12 +1,12 @@
 """Which filter a tensor gets: the smallest on a sample, with a bound on the work.
 
 Tensors of one dtype and shape whose names differ in digits only are a *family*: the keys
-of all layers, say. The filters are tried on a sample of at most 16,384 elements of one
-tensor of each family. First-layer values depend on their token alone, so that rows repeat
-where tokens do. So the first four tensors of a family are asked whether rows begin alike,
-and only where they do are repeats tried as well, on the tensor's first chunk.
+of all layers, say. Each filter is tried on at most 4,096 elements of each of three tensors
+of a family. First-layer values depend on their token alone, so that rows repeat where
+tokens do. So the first four tensors of a family are asked whether rows begin alike, and
+only where they do are repeats tried as well, on the tensor's first chunk.
 
-Choosing thus costs at most five compressions of a sample and twelve of a chunk for a
+Choosing thus costs at most fifteen compressions of a sample and twelve of a chunk for a
 family, however many tensors it has. The choice is a function of the payload alone.
 """
 
@@ -21,7 +21,7 @@ import numpy as np
 
 from kvstore.format.boxes import Box, Grid, read_box
 from kvstore.format.filters import FILTERS, NONE, Filter, boxed, scratch, split_planes
-from kvstore.format.tensors import Payload, TensorSpec
+from kvstore.format.tensors import Payload
 from kvstore.format.zstd import Coding, compress_planes
 from kvstore.limits import MAX_CHUNK_BYTES
 
@@ -29,7 +29,7 @@ __all__ = ["RAW", "Plan", "choose_plans"]
 
 Array = np.ndarray[Any, Any]
 
-_SAMPLE_ELEMENTS: Final = 16384
+_SAMPLE_ELEMENTS: Final = 4096
 _PROBED: Final = 4
 _PROBE_ROWS: Final = 256
 _PROBE_BYTES: Final = 8
@@ -38,7 +38,7 @@ _REPEATING: Final = 1 / 16
 _ENTROPY: Final[tuple[Coding, ...]] = ("entropy",)
 _REPEATS: Final[tuple[Coding, ...]] = ("repeats",)
 _WORTH: Final = 0.995
-"""A plane is compressed, and a later (costlier) filter preferred, only where that leaves less than this share."""
+"""A plane is compressed, and channel-major (slower to read) preferred, only where that leaves less than this share."""
 _FLOATS: Final = frozenset({"F16", "BF16", "F32", "F64"})
 _DIGITS: Final = re.compile(r"\d+", re.ASCII)
 
@@ -60,11 +60,11 @@ def choose_plans(payload: Payload) -> list[Plan]:
     for at, spec in enumerate(payload.specs):
         families.setdefault((spec.dtype, spec.shape, _DIGITS.sub("", spec.name)), []).append(at)
     plans = [RAW] * len(payload.specs)
-    for members in families.values():
+    for (dtype, _, _), members in families.items():
         if payload.specs[members[0]].nbytes == 0:
             continue
-        middle = members[len(members) // 2]
-        common = _choose(payload.specs[middle], payload.arrays[middle])
+        sampled = sorted({members[len(members) * quarter // 4] for quarter in (1, 2, 3)})
+        common = _choose(dtype, [payload.arrays[at] for at in sampled])
         for at in members:
             plans[at] = common
         for at in members[:_PROBED]:
@@ -73,42 +73,40 @@ def choose_plans(payload: Payload) -> list[Plan]:
     return plans
 
 
-def _choose(spec: TensorSpec, array: Array) -> Plan:
-    grid = Grid.of(array.shape, _SAMPLE_ELEMENTS)
+def _choose(dtype: str, arrays: list[Array]) -> Plan:
+    """The plan that leaves the least of a sample of these arrays, which are of one shape."""
+    grid = Grid.of(arrays[0].shape, _SAMPLE_ELEMENTS)
     box = grid.box(grid.count // 2)
-    best, best_size = RAW, box.size * array.itemsize * _WORTH
-    kinds = list(_candidates(spec.dtype, array.itemsize))
-    for kind, (codings, size) in zip(kinds, _try_entropy(array, box, kinds), strict=True):
+    best, best_size = RAW, len(arrays) * box.size * arrays[0].itemsize * _WORTH
+    for kind in _candidates(dtype, arrays[0].itemsize):
+        codings, size = _try_entropy(arrays, box, kind)
+        if kind.channel_major:
+            size /= _WORTH
         if size < best_size:
-            best, best_size = Plan(kind, codings), size * _WORTH
-    if spec.dtype not in _FLOATS and _try(array, box, Plan(NONE, _REPEATS)) < best_size:
+            best, best_size = Plan(kind, codings), size
+    if dtype not in _FLOATS and sum(_try(array, box, Plan(NONE, _REPEATS)) for array in arrays) < best_size:
         best = Plan(NONE, _REPEATS)
     return best
 
 
 def _candidates(dtype: str, itemsize: int) -> Iterator[Filter]:
-    """By rising cost of decoding."""
-    if itemsize == 1:
-        yield NONE
-    else:
-        yield FILTERS["byte-planes"]
-    if dtype in _FLOATS:
-        yield FILTERS["exponent-planes"]
+    yield FILTERS["byte-planes"] if itemsize > 1 else NONE
     yield FILTERS["byte-planes+channel-major"]
     if dtype in _FLOATS:
+        yield FILTERS["exponent-planes"]
         yield FILTERS["exponent-planes+channel-major"]
 
 
-def _try_entropy(array: Array, box: Box, kinds: list[Filter]) -> Iterator[tuple[tuple[Coding, ...], float]]:
-    """For each filter codings and size with the planes that do not shrink left raw."""
-    width = kinds[-1].plane_count(array.itemsize)
-    planes = np.empty((len(kinds), width, box.size), np.uint8)
-    for tried, kind in zip(planes, kinds, strict=True):
+def _try_entropy(arrays: list[Array], box: Box, kind: Filter) -> tuple[tuple[Coding, ...], float]:
+    """Codings and size, with the planes that do not shrink left raw."""
+    width = kind.plane_count(arrays[0].itemsize)
+    planes = np.empty((len(arrays), width, box.size), np.uint8)
+    for tried, array in zip(planes, arrays, strict=True):
         tried[:] = _filtered(array, box, kind)[0]
-    sizes = [len(frame) for frame in compress_planes(planes, _ENTROPY * width)]
-    for at in range(0, len(sizes), width):
-        got = sizes[at : at + width]
-        yield tuple("entropy" if size < box.size * _WORTH else "raw" for size in got), sum(map(float, got))
+    frames = compress_planes(planes, _ENTROPY * width)
+    sizes = [sum(map(len, frames[plane::width])) for plane in range(width)]
+    raw = len(arrays) * box.size
+    return tuple("entropy" if size < raw * _WORTH else "raw" for size in sizes), float(sum(sizes))
 
 
 def _try(array: Array, box: Box, plan: Plan) -> int:

@@ -1,15 +1,17 @@
 """Objects: a payload as it lies on disk or in a bucket, filtered, compressed and self-describing.
 
-``object_header`` holds the frames around the data, ``object_write`` and ``object_read``
-the two directions, ``filters`` and ``zstd`` what happens to a chunk, ``choose`` which
-filter a tensor gets. Codec and filter never change a payload's identity.
+``object_layout`` says what lies where, ``object_header`` holds the frames around the
+data, ``object_write`` and ``object_read`` the two directions, ``filters`` and ``zstd``
+what happens to a chunk, ``choose`` which filter a tensor gets. Codec and filter never
+change a payload's identity.
 """
 
-from kvstore.format.object_header import MEDIA_TYPE, Batch, Codec, Group, ObjectHeader
+from kvstore.format.object_header import MEDIA_TYPE, Codec, ObjectHeader
+from kvstore.format.object_layout import Batch, Group, Layout
 from kvstore.format.object_read import ObjectReader, parse_object
 from kvstore.format.object_write import EncodedObject, encode_object
 
 __all__ = [
-    "MEDIA_TYPE", "Batch", "Codec", "EncodedObject", "Group", "ObjectHeader", "ObjectReader", "encode_object",
+    "MEDIA_TYPE", "Batch", "Codec", "EncodedObject", "Group", "Layout", "ObjectHeader", "ObjectReader", "encode_object",
     "parse_object",
 ]  # fmt: skip

@@ -15,19 +15,19 @@ checksums do not cover.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Literal, NoReturn, TypeAlias
 
 import numpy as np
 
 from kvstore.errors import KVStoreError, fail
-from kvstore.format.boxes import Box, Grid
 from kvstore.format.digest import Digest
 from kvstore.format.fields import Fields, expect_text
-from kvstore.format.filters import Filter, parse_filter
+from kvstore.format.filters import parse_filter
 from kvstore.format.json import canonical_bytes, parse_canonical
-from kvstore.format.tensors import DTYPE_SIZES, TensorSpec, parse_dtype, payload_size
+from kvstore.format.object_layout import Group, Layout, layout_of
+from kvstore.format.tensors import parse_dtype
 from kvstore.format.zstd import frame_end
 from kvstore.limits import (
     MAX_CHUNK_BYTES,
@@ -41,8 +41,8 @@ from kvstore.limits import (
 )
 
 __all__ = [
-    "BATCH_BYTES", "MEDIA_TYPE", "Batch", "Codec", "Group", "ObjectHeader", "decode_sizes", "encode_header",
-    "encode_table", "parse_header", "table_bytes",
+    "MEDIA_TYPE", "Codec", "ObjectHeader", "encode_header", "encode_table", "parse_header", "parse_table",
+    "table_bytes",
 ]  # fmt: skip
 
 Codec: TypeAlias = Literal["small", "fast"]
@@ -55,53 +55,6 @@ _TABLE_MAGIC: Final = b"\x51\x2a\x4d\x18"
 _SKIPPABLE_BYTES: Final = 8
 _DIGEST_BYTES: Final = 32
 _MIN_CHUNK_BYTES: Final = 65536
-BATCH_BYTES: Final = 512 * 1024
-"""Chunks of one shape are worked on together up to this size; one larger chunk is a batch of its own."""
-
-
-@dataclass(frozen=True, slots=True)
-class Group:
-    """Tensors of one dtype, shape and filter, in the order in which their frames lie."""
-
-    dtype: str
-    shape: tuple[int, ...]
-    filter: Filter
-    names: tuple[str, ...]
-
-    @property
-    def itemsize(self) -> int:
-        """Bytes per element."""
-        return DTYPE_SIZES[self.dtype]
-
-    @property
-    def plane_count(self) -> int:
-        """Frames per chunk."""
-        return self.filter.plane_count(self.itemsize)
-
-    def grid(self, chunk_bytes: int) -> Grid:
-        """How each tensor of the group is cut into chunks."""
-        return Grid.of(self.shape, chunk_bytes // self.itemsize)
-
-    def specs(self) -> Iterator[TensorSpec]:
-        """The group's tensors."""
-        return (TensorSpec(name, self.dtype, self.shape) for name in self.names)
-
-
-@dataclass(frozen=True, slots=True)
-class Batch:
-    """Chunks of one shape that follow one another in one group: the unit of work.
-
-    Attributes:
-        group: Their group.
-        parts: For each chunk the tensor's name and the chunk's box.
-        frame: Number of the first chunk's first frame in the frame table.
-        nbytes: Unfiltered bytes.
-    """
-
-    group: Group
-    parts: tuple[tuple[str, Box], ...]
-    frame: int
-    nbytes: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,47 +68,10 @@ class ObjectHeader:
     chunk_bytes: int
     groups: tuple[Group, ...]
 
-    def specs(self) -> list[TensorSpec]:
-        """All tensors, in the order of their frames."""
-        return [spec for group in self.groups for spec in group.specs()]
-
-    def frame_contents(self) -> Array:
-        """The bytes that each data frame decodes to, int64, in frame order."""
-        parts = [np.empty(0, np.int64)]
-        for group in self.groups:
-            grid = group.grid(self.chunk_bytes)
-            width = group.itemsize // group.plane_count
-            per_tensor = np.fromiter((grid.box(at).size * width for at in range(grid.count)), np.int64, grid.count)
-            parts.append(np.tile(np.repeat(per_tensor, group.plane_count), len(group.names)))
-        return np.concatenate(parts)
-
-    def frame_count(self) -> int:
-        """Number of data frames, without listing them."""
-        return sum(
-            group.grid(self.chunk_bytes).count * group.plane_count * len(group.names) for group in self.groups
-        )
-
-    def batches(self) -> Iterator[Batch]:
-        """All chunks, in frame order, as units of work of at most :data:`BATCH_BYTES` or one chunk."""
-        frame = 0
-        for group in self.groups:
-            for parts in _runs(group, group.grid(self.chunk_bytes)):
-                yield Batch(group, parts, frame, len(parts) * parts[0][1].size * group.itemsize)
-                frame += len(parts) * group.plane_count
-
-
-def _runs(group: Group, grid: Grid) -> Iterator[tuple[tuple[str, Box], ...]]:
-    run: list[tuple[str, Box]] = []
-    listed = [grid.box(0)] if grid.count == 1 else None
-    for name in group.names:
-        for box in listed or (grid.box(at) for at in range(grid.count)):
-            full = run and (len(run) + 1) * box.size * group.itemsize > BATCH_BYTES
-            if full or (run and run[0][1].shape != box.shape):
-                yield tuple(run)
-                run = []
-            run.append((name, box))
-    if run:
-        yield tuple(run)
+    @property
+    def layout(self) -> Layout:
+        """What lies where; raises as :func:`kvstore.format.object_layout.layout_of`."""
+        return layout_of(self.groups, self.chunk_bytes)
 
 
 def encode_header(header: ObjectHeader) -> bytes:
@@ -191,7 +107,7 @@ def parse_header(data: memoryview) -> tuple[ObjectHeader, int]:
     """Read the header frame; returns the header and where the data frames begin.
 
     Raises:
-        InvalidError: OBJECT_HEADER_INVALID, ST_HEADER_INVALID, ST_SHAPE_OVERFLOW.
+        InvalidError: OBJECT_HEADER_INVALID, ST_HEADER_INVALID, ST_SHAPE_OVERFLOW or FRAME_TABLE_INVALID.
         IntegrityError: ZSTD_TRUNCATED.
         UnsupportedError: OBJECT_VERSION_UNSUPPORTED, FILTER_UNSUPPORTED, DTYPE_UNSUPPORTED.
     """
@@ -234,7 +150,7 @@ def _parse_document(value: Any) -> ObjectHeader:
             _parse_group(item, where) for item, where in fields.items("groups", limit=MAX_TENSORS_PER_PAYLOAD)
         ),
     )
-    size = payload_size(header.specs())
+    size = header.layout.payload_size
     if size != header.size:
         _refuse("the payload size of an object", size, header.size)
     return header
@@ -253,21 +169,18 @@ def _parse_group(value: Any, where: str) -> Group:
     )
 
 
-def decode_sizes(data: memoryview, header: ObjectHeader, start: int) -> Array:
+def parse_table(data: memoryview, count: int, start: int) -> Array:
     """Read the frame table, the last frame of an object; returns the sizes of the data frames, int64.
 
     Args:
         data: The whole object.
-        header: Its header.
+        count: Number of data frames.
         start: Where the data frames begin.
 
     Raises:
         InvalidError: FRAME_TABLE_INVALID or ZSTD_TRAILING_DATA.
         IntegrityError: ZSTD_TRUNCATED or ZSTD_CORRUPT.
     """
-    count = header.frame_count()
-    if 4 * count > MAX_OBJECT_HEADER_BYTES:
-        _refuse_table("the number of data frames", f"at most {MAX_OBJECT_HEADER_BYTES // 4}", count)
     at = len(data) - table_bytes(count)
     if at < start or data[at : at + _SKIPPABLE_BYTES] != _table_lead(count):
         raise _misplaced_table(data, start, count)

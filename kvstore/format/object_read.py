@@ -13,8 +13,9 @@ from kvstore.errors import fail
 from kvstore.format.boxes import write_box
 from kvstore.format.digest import Digest
 from kvstore.format.filters import boxed, join_planes
-from kvstore.format.object_header import Batch, Group, ObjectHeader, decode_sizes, parse_header
-from kvstore.format.tensors import Payload, TensorSpec, canonical_order, encode_tensor_header, uint_dtype
+from kvstore.format.object_header import ObjectHeader, parse_header, parse_table
+from kvstore.format.object_layout import Batch, Group, Layout
+from kvstore.format.tensors import Payload, TensorSpec, uint_dtype
 from kvstore.format.zstd import check_frames, decompress_frames
 
 __all__ = ["ObjectReader", "parse_object"]
@@ -34,15 +35,16 @@ class ObjectReader:
         chunks: The units of work, each a run of like chunks of one or several tensors.
     """
 
-    __slots__ = ("_data", "_ends", "chunks", "header", "specs")
+    __slots__ = ("_data", "_ends", "_tensor_header", "chunks", "header", "specs")
 
-    def __init__(self, data: memoryview, header: ObjectHeader, ends: Array) -> None:
+    def __init__(self, data: memoryview, header: ObjectHeader, layout: Layout, ends: Array) -> None:
         """Use :func:`parse_object`. ``ends[i]`` is where data frame ``i`` begins, ``ends[i + 1]`` where it ends."""
         self._data = data
         self._ends = ends
+        self._tensor_header = layout.tensor_header
         self.header = header
-        self.specs: tuple[TensorSpec, ...] = canonical_order(header.specs())
-        self.chunks: tuple[Batch, ...] = tuple(header.batches())
+        self.specs: tuple[TensorSpec, ...] = layout.specs
+        self.chunks: tuple[Batch, ...] = layout.batches
 
     def decode_chunk(self, chunk: Batch, destinations: Mapping[str, Array]) -> None:
         """Decode one of :attr:`chunks` into the tensors that it belongs to.
@@ -70,7 +72,7 @@ class ObjectReader:
         """The payload in fresh memory. Raises ZSTD_CORRUPT."""
         arrays = {spec.name: np.empty(spec.shape, uint_dtype(spec.dtype)) for spec in self.specs}
         self.decode_into(arrays)
-        return Payload(self.specs, tuple(arrays[spec.name] for spec in self.specs), encode_tensor_header(self.specs))
+        return Payload(self.specs, tuple(arrays[spec.name] for spec in self.specs), self._tensor_header)
 
     def verify_payload(self) -> None:
         """Decode everything and prove the payload's digest, in a few MiB of memory.
@@ -78,7 +80,7 @@ class ObjectReader:
         Raises:
             IntegrityError: ZSTD_CORRUPT or PAYLOAD_DIGEST_MISMATCH.
         """
-        hasher = hashlib.sha256(encode_tensor_header(self.specs))
+        hasher = hashlib.sha256(self._tensor_header)
         for chunk in self._in_payload_order():
             box = boxed(self._words(chunk)[0], chunk.parts[0][1].shape, chunk.group.filter)
             hasher.update(np.ascontiguousarray(box).data)
@@ -136,10 +138,11 @@ def parse_object(data: memoryview, *, digest: Digest, size: int, namespace: str 
             raise fail("OBJECT_NAME_MISMATCH", f"an object's payload {what}", expected=expected, found=found)
     if header.namespace != namespace:
         raise fail("NAMESPACE_MISMATCH", "an object's namespace", expected=namespace, found=header.namespace)
-    sizes = decode_sizes(view, header, start)
+    layout = header.layout
+    sizes = parse_table(view, layout.frame_count, start)
     ends = np.concatenate(([start], start + np.cumsum(sizes)))
-    check_frames(view, ends[:-1], sizes, header.frame_contents())
-    return ObjectReader(view, header, ends)
+    check_frames(view, ends[:-1], sizes, layout.contents)
+    return ObjectReader(view, header, layout, ends)
 
 
 def _check_destination(name: str, group: Group, destinations: Mapping[str, Array]) -> None:

@@ -13,7 +13,8 @@ from kvstore.format.boxes import read_box
 from kvstore.format.choose import RAW, Plan, choose_plans
 from kvstore.format.digest import Digest
 from kvstore.format.filters import boxed, scratch, split_planes
-from kvstore.format.object_header import Batch, Codec, Group, ObjectHeader, encode_header, encode_table
+from kvstore.format.object_header import Codec, ObjectHeader, encode_header, encode_table
+from kvstore.format.object_layout import Batch, Group
 from kvstore.format.tensors import Payload
 from kvstore.format.zstd import compress_planes
 from kvstore.limits import MAX_CHUNK_BYTES
@@ -67,7 +68,7 @@ def encode_object(
     parts = [encode_header(header)]
     hasher = hashlib.sha256(parts[0])
     sizes: list[int] = []
-    for batch in header.batches():
+    for batch in header.layout.batches:
         if checkpoint is not None:
             checkpoint()
         frames = _encode(batch, plan_of[batch.parts[0][0]], arrays)
