@@ -20,14 +20,13 @@ from kvstore.format.groups import Segment
 from kvstore.format.layers import LayerRecord, leaves
 from kvstore.format.tensors import DTYPE_SIZES, UintArray, uint_dtype
 from kvstore.runtime.cut import Cut, cut_layer
-from kvstore.runtime.kinds import DTYPES, objects, place
+from kvstore.runtime.kinds import objects, place
 from kvstore.runtime.kinds import restore as restore_layers
 from kvstore.runtime.kinds_kv import CUT_MARK
+from kvstore.runtime.registry import DTYPES, UINTS
 from kvstore.runtime.rows import Rows
 
 __all__ = ["Buffers", "Need", "Target", "needs"]
-
-_UINTS = {1: mx.uint8, 2: mx.uint16, 4: mx.uint32, 8: mx.uint64}
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +103,7 @@ class Buffers:
 
     def __init__(self, wanted: Sequence[Need]) -> None:
         """Make the arrays, unfilled."""
-        arrays = {need: mx.empty(need.shape, _UINTS[DTYPE_SIZES[need.dtype]]) for need in wanted}
+        arrays = {need: mx.empty(need.shape, UINTS[DTYPE_SIZES[need.dtype]]) for need in wanted}
         mx.eval(list(arrays.values()))
         self._arrays: dict[Need, mx.array] = arrays
         self._rows: dict[tuple[str, str], Rows] = {

@@ -8,10 +8,9 @@ alone until the entry is published.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import islice
-from typing import Any, Final
+from typing import Any
 
 from kvstore.errors import fail
 from kvstore.format.groups import Group, PayloadRef, Segment, plan_groups, segments
@@ -22,11 +21,11 @@ from kvstore.format.tensors import Payload
 from kvstore.runtime.identity import ModelIdentity
 from kvstore.runtime.kinds import describe, views
 from kvstore.runtime.rows import Rows
+from kvstore.store.parallel import Stop, run_parallel
 
 __all__ = ["Captured", "capture"]
 
 Views = dict[str, dict[str, Rows]]
-_WORKERS: Final = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +73,7 @@ def capture(
     layers = describe(cache)
     check_layers_agree(layers, int(ids.size))
     jobs = _jobs(layers, views(cache))
-    refs = _digests([job.make for job in jobs], cancelled)
+    refs = run_parallel(_ref, jobs, stop=Stop(cancelled))
     tokens = Payload.make({token_spec(ids.size).name: ("U32", ids)})
     token_ref = PayloadRef(tokens.digest(), tokens.size)
     manifest = check_manifest(
@@ -147,25 +146,9 @@ def _jobs(layers: tuple[LayerRecord, ...], rows: Views) -> list[_Job]:
     return [_Job(paths, by_path, rows, segment) for span, paths in plan_groups(layers) for segment in segments(span)]
 
 
-def _digests(
-    makers: Sequence[Callable[[], Payload]], cancelled: Callable[[], bool] | None
-) -> list[PayloadRef]:
-    """Hash every payload, several at a time; hashing releases the interpreter lock."""
-
-    def one(make: Callable[[], Payload]) -> PayloadRef:
-        if cancelled is not None and cancelled():
-            raise fail("CANCELLED", "reading the cache was stopped")
-        payload = make()
-        return PayloadRef(payload.digest(), payload.size)
-
-    if len(makers) == 1:
-        return [one(makers[0])]
-    with ThreadPoolExecutor(min(_WORKERS, len(makers))) as pool:
-        try:
-            return list(pool.map(one, makers))
-        except BaseException:
-            pool.shutdown(cancel_futures=True)
-            raise
+def _ref(job: _Job) -> PayloadRef:
+    payload = job.make()
+    return PayloadRef(payload.digest(), payload.size)
 
 
 def _groups(layers: tuple[LayerRecord, ...], refs: Sequence[PayloadRef]) -> tuple[Group, ...]:

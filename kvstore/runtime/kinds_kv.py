@@ -15,7 +15,7 @@ import mlx.core as mx
 
 from kvstore.errors import fail
 from kvstore.format.layers import LayerRecord, Scalar
-from kvstore.runtime.kinds import KindHandler, Placement, Source
+from kvstore.runtime.registry import KindHandler, Placement, Source
 from kvstore.runtime.rows import Ranges
 
 __all__ = ["CUT_MARK", "builtin"]

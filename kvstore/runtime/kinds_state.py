@@ -13,7 +13,7 @@ import mlx.core as mx
 
 from kvstore.errors import fail
 from kvstore.format.layers import LayerRecord, Scalar
-from kvstore.runtime.kinds import KindHandler, Placement, Source
+from kvstore.runtime.registry import KindHandler, Placement, Source
 
 __all__ = ["builtin"]
 
