@@ -4,10 +4,11 @@ Tensors of one dtype and shape whose names differ in digits only are a *family*:
 of all layers, say. Each filter is tried on at most 4,096 elements of each of three tensors
 of a family. First-layer values depend on their token alone, so that rows repeat where
 tokens do. So the first four tensors of a family are asked whether rows begin alike, and
-only where they do are repeats tried as well, on the tensor's first chunk.
+only where they do are repeats tried as well, on at most 16,384 elements.
 
-Choosing thus costs at most fifteen compressions of a sample and twelve of a chunk for a
-family, however many tensors it has. The choice is a function of the payload alone.
+Choosing thus costs at most fifteen compressions of the smaller sample and twelve of the
+larger one for a family, however many tensors it has. The choice is a function of the
+payload alone.
 """
 
 from __future__ import annotations
@@ -23,13 +24,13 @@ from kvstore.format.boxes import Box, Grid, read_box
 from kvstore.format.filters import FILTERS, NONE, Filter, boxed, scratch, split_planes
 from kvstore.format.tensors import Payload
 from kvstore.format.zstd import Coding, compress_planes
-from kvstore.limits import MAX_CHUNK_BYTES
 
 __all__ = ["RAW", "Plan", "choose_plans"]
 
 Array = np.ndarray[Any, Any]
 
 _SAMPLE_ELEMENTS: Final = 4096
+_REPEAT_ELEMENTS: Final = 16384
 _PROBED: Final = 4
 _PROBE_ROWS: Final = 256
 _PROBE_BYTES: Final = 8
@@ -131,7 +132,7 @@ def _rows_repeat(array: Array) -> bool:
 
 
 def _choose_repeats(array: Array, common: Plan) -> Plan:
-    grid = Grid.of(array.shape, MAX_CHUNK_BYTES // array.itemsize)
+    grid = Grid.of(array.shape, _REPEAT_ELEMENTS)
     plans = [common, Plan(NONE, _REPEATS)]
     if common.filter.planes:
         plans.append(Plan(FILTERS["exponent-planes"], _REPEATS * array.itemsize))
