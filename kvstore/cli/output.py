@@ -52,9 +52,8 @@ class Output:
     def raw(self, data: bytes) -> None:
         """Write bytes to standard output exactly as they are."""
         sys.stdout.flush()
-        stream = click.get_binary_stream("stdout")
-        stream.write(data)
-        stream.flush()
+        sys.stdout.buffer.write(data)
+        sys.stdout.buffer.flush()
 
     def say(self, text: str, *, level: int = 0) -> None:
         """A message on standard error; ``level`` 1 needs ``-v``."""

@@ -8,7 +8,7 @@ token but one; all others are saved at its end.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import mlx.core as mx
@@ -17,11 +17,12 @@ from kvstore.errors import fail
 from kvstore.format.layers import LayerRecord, leaves
 from kvstore.format.prefix import TokenIds, as_token_ids
 from kvstore.runtime.kinds import describe
+from kvstore.runtime.probe import CacheOptions, make_cache, quantize_cache
 
-__all__ = ["Prefilled", "default_step", "prefill", "quantize"]
+__all__ = ["Prefilled", "default_step", "prefill"]
 
 _GPU_STEP: Final = 2048
-_CPU_STEP: Final = 64
+_CPU_STEP: Final = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,9 +37,7 @@ def prefill(
     model: Any,
     token_ids: Sequence[int] | TokenIds,
     *,
-    max_kv_size: int | None = None,
-    kv_bits: int | None = None,
-    kv_group_size: int = 64,
+    options: CacheOptions | None = None,
     quantized_kv_start: int = 0,
     step: int | None = None,
     progress: Callable[[int, int], None] | None = None,
@@ -47,23 +46,20 @@ def prefill(
 
     Args:
         model: An mlx_lm model.
-        max_kv_size: Window of the caches, for models that leave the choice.
-        kv_bits: Quantize keys and values to so many bits, or None.
-        kv_group_size: Elements that share a scale.
-        quantized_kv_start: Token from which on the cache is quantized.
+        options: How the caches are shaped.
+        quantized_kv_start: Tokens after which the caches are quantized, where the options ask for that.
         step: Tokens for each evaluation; the state's bits can depend on it.
         progress: Called with tokens done and tokens in all.
 
     Raises:
         InvalidError: CACHE_EMPTY where there are no ids; TOKEN_ID_RANGE.
-        UnsupportedError: CACHE_CLASS_UNKNOWN where a cache has no quantized form.
+        UsageError: USAGE where the model cannot have its caches quantized.
     """
-    from mlx_lm.models.cache import make_prompt_cache
-
     ids = as_token_ids(token_ids)
     if ids.size == 0:
         raise fail("CACHE_EMPTY", "there are no token ids", fix="Give a prompt of at least one token.")
-    cache: list[Any] = make_prompt_cache(model, max_kv_size)
+    wanted = options or CacheOptions()
+    cache = make_cache(model, replace(wanted, kv_bits=None))
     width, done, total = step or default_step(), 0, int(ids.size)
     report = progress or (lambda done, total: None)
     report(0, total)
@@ -74,31 +70,13 @@ def prefill(
         count = min(width, total - done - 1) or 1
         model(mx.array(ids[done : done + count])[None], cache=cache)
         done += count
-        if kv_bits is not None and done >= quantized_kv_start:
-            cache = quantize(cache, bits=kv_bits, group_size=kv_group_size)
+        if done >= quantized_kv_start:
+            quantize_cache(cache, wanted)
         mx.eval([item.state for item in cache])
         mx.clear_cache()
         report(done, total)
     report(total, total)
     return Prefilled(cache, ids[:done])
-
-
-def quantize(cache: Sequence[Any], *, bits: int, group_size: int) -> list[Any]:
-    """The caches with keys and values quantized; those that are already stay as they are.
-
-    Raises:
-        UnsupportedError: CACHE_CLASS_UNKNOWN where a class says that it has no quantized form.
-    """
-    try:
-        return [
-            item.to_quantized(group_size=group_size, bits=bits) if hasattr(item, "to_quantized") else item
-            for item in cache
-        ]
-    except NotImplementedError as error:
-        raise fail(
-            "CACHE_CLASS_UNKNOWN", f"a cache of this model has no quantized form ({error})",
-            fix="Leave the KV cache unquantized for this model.",
-        ) from error  # fmt: skip
 
 
 def default_step() -> int:

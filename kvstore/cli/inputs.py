@@ -1,0 +1,143 @@
+"""What verbs read from the user: prompts, token-id files, and the options that name a model."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final, TypeVar
+
+import click
+
+from kvstore.errors import KVStoreError, fail
+from kvstore.limits import MAX_TOKENS
+
+__all__ = [
+    "cache_options", "encode_prompt", "model_options", "prompt_options", "read_prompt", "read_token_ids",
+]  # fmt: skip
+
+F = TypeVar("F", bound=Callable[..., Any])
+_MAX_TOKEN_FILE: Final = 16 * MAX_TOKENS
+_STDIN: Final = "-"
+_BITS: Final = click.Choice(QUANTIZATION_BITS)
+_GROUPS: Final = click.Choice(QUANTIZATION_GROUPS)
+
+
+def model_options(*, required: bool) -> Callable[[F], F]:
+    """``--model`` and ``--adapter-path``, named as in mlx_lm."""
+
+    def decorate(function: F) -> F:
+        function = click.option(
+            "--adapter-path", metavar="DIR", type=click.Path(path_type=Path), help="Folder of the model's adapter."
+        )(function)
+        return click.option(
+            "--model", required=required, metavar="FOLDER|ID",
+            help="The model: a folder, or the id of one in the hub cache.",
+        )(function)  # fmt: skip
+
+    return decorate
+
+
+def prompt_options(function: F) -> F:
+    """``--prompt``, ``--tokens`` and ``--chat``: the token ids, as text or as numbers."""
+    for option in reversed((
+        click.option("--prompt", metavar="FILE|-", help="File with the prompt's text; - reads standard input."),
+        click.option("--tokens", metavar="FILE|-", help="File with token ids: a JSON array, or integers."),
+        click.option("--chat", is_flag=True, help="Read the prompt as a user message in the model's chat template."),
+    )):  # fmt: skip
+        function = option(function)
+    return function
+
+
+def cache_options(function: F) -> F:
+    """How the cache is shaped, named as in mlx_lm."""
+    for option in reversed((
+        click.option("--max-kv-size", type=click.IntRange(min=1), metavar="N", help="Window of a rotating KV cache."),
+        click.option("--kv-bits", type=_BITS, metavar="N", help="Bits of a quantized KV cache."),
+        click.option("--kv-group-size", type=_GROUPS, default=64, show_default=True, metavar="N",
+                     help="Elements that share a scale in a quantized KV cache."),
+    )):  # fmt: skip
+        function = option(function)
+    return function
+
+
+def read_prompt(source: str) -> str:
+    """The text of a prompt file, or of standard input.
+
+    Raises:
+        UsageError: USAGE where it cannot be read or is not UTF-8.
+    """
+    try:
+        return _read(source, "prompt").decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise fail("USAGE", f"the prompt {source} is not UTF-8 at byte {error.start}") from None
+
+
+def read_token_ids(source: str) -> list[int]:
+    """Token ids from a file: a JSON array of integers, or integers separated by spaces, line ends or commas.
+
+    Raises:
+        UsageError: USAGE where the file cannot be read.
+        InvalidError: TOKEN_ID_RANGE where it holds anything but integers; their range is checked where they are used.
+    """
+    data = _read(source, "token ids")
+    try:
+        text = data.decode("ascii")
+    except UnicodeDecodeError:
+        raise _not_ids(source, "bytes outside ASCII") from None
+    if text.lstrip().startswith("["):
+        return _from_json(source, text)
+    words = text.replace(",", " ").split()
+    for word in words:
+        if not word.isdigit() or len(word) > 20:
+            raise _not_ids(source, word)
+    return [int(word) for word in words]
+
+
+def encode_prompt(tokenizer: Any, text: str, *, chat: bool) -> list[int]:
+    """Token ids of a prompt: as it stands, or as a user message that the model has still to answer.
+
+    Raises:
+        UsageError: USAGE where the tokenizer has no chat template.
+    """
+    if not chat:
+        return [int(token) for token in tokenizer.encode(text)]
+    if not getattr(tokenizer, "has_chat_template", False):
+        raise fail("USAGE", "--chat: the tokenizer has no chat template", fix="Leave --chat out.")
+    messages = [{"role": "user", "content": text}]
+    ids = tokenizer.apply_chat_template(messages, add_generation_prompt=False, continue_final_message=True)
+    return [int(token) for token in ids]
+
+
+def _from_json(source: str, text: str) -> list[int]:
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise _not_ids(source, str(error)) from None
+    for item in value:
+        if type(item) is not int:
+            raise _not_ids(source, item)
+    return list(value)
+
+
+def _read(source: str, what: str) -> bytes:
+    try:
+        if source == _STDIN:
+            data = sys.stdin.buffer.read(_MAX_TOKEN_FILE + 1)
+        else:
+            with Path(source).open("rb") as file:
+                data = file.read(_MAX_TOKEN_FILE + 1)
+    except OSError as error:
+        raise fail("USAGE", f"the {what} {source} cannot be read: {error.strerror}") from error
+    if len(data) > _MAX_TOKEN_FILE:
+        raise fail("USAGE", f"the {what} {source}", expected=f"at most {_MAX_TOKEN_FILE} bytes", found="more")
+    return data
+
+
+def _not_ids(source: str, found: Any) -> KVStoreError:
+    name = "standard input" if source == _STDIN else source
+    return fail(
+        "TOKEN_ID_RANGE", f"token ids in {name}",
+        expected="a JSON array of integers, or integers with spaces or commas", found=repr(found)[:60],
+    )  # fmt: skip

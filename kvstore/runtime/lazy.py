@@ -1,0 +1,43 @@
+"""Parts of a model for acts that compute nothing: its caches without weights, its tokenizer without a model."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from kvstore.runtime.binding import BoundModel, bind
+from kvstore.runtime.folder import load_errors, locate
+from kvstore.runtime.identity import ModelIdentity
+
+__all__ = ["load_tokenizer", "open_model"]
+
+
+def open_model(path: str | os.PathLike[str], adapter_path: str | os.PathLike[str] | None = None) -> BoundModel:
+    """A bound model whose weights stay on disk: enough to restore into, in a second and without their memory.
+
+    Raises:
+        InvalidError: MODEL_FOLDER_INVALID.
+        IncompatibleError: BINDING_MISMATCH where a file changed meanwhile.
+    """
+    from mlx_lm import utils
+
+    identity = ModelIdentity.from_path(path, adapter_path)
+    with load_errors(identity.path):
+        model, _ = utils.load_model(identity.path, lazy=True)
+        if identity.adapter_path is not None:
+            model = utils.load_adapters(model, str(identity.adapter_path))
+            model.eval()
+    return bind(model, identity, sample=0)
+
+
+def load_tokenizer(path: str | os.PathLike[str]) -> Any:
+    """The tokenizer that mlx-lm makes of a model's files.
+
+    Raises:
+        InvalidError: MODEL_FOLDER_INVALID.
+    """
+    from mlx_lm import utils
+
+    folder = locate(path).path
+    with load_errors(folder):
+        return utils.load_tokenizer(folder)
