@@ -20,8 +20,9 @@ __all__ = [
 F = TypeVar("F", bound=Callable[..., Any])
 _MAX_TOKEN_FILE: Final = 16 * MAX_TOKENS
 _STDIN: Final = "-"
-_BITS: Final = click.Choice(QUANTIZATION_BITS)
-_GROUPS: Final = click.Choice(QUANTIZATION_GROUPS)
+# As in format.layers, which costs an import of numpy; a test holds them equal.
+_BITS: Final = click.Choice((2, 3, 4, 5, 6, 8))
+_GROUPS: Final = click.Choice((16, 32, 64, 128))
 
 
 def model_options(*, required: bool) -> Callable[[F], F]:

@@ -1,0 +1,91 @@
+"""What is written, and to which stream."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from kvstore.cli.output import Output, Progress, human_bytes, human_count, table
+
+
+@pytest.mark.parametrize(
+    ("count", "text"),
+    [
+        (0, "0 B"), (999, "999 B"), (1000, "1.0 kB"), (1549, "1.5 kB"), (99_949, "99.9 kB"), (99_950, "100 kB"),
+        (999_499, "999 kB"), (999_500, "1.0 MB"), (1_500_000, "1.5 MB"), (2_000_000_000, "2.0 GB"),
+        (10**15, "1.0 PB"), (10**19, "10000 PB"),
+    ],
+)  # fmt: skip
+def test_sizes_are_decimal_and_short(count, text):
+    assert human_bytes(count) == text
+
+
+def test_counts_agree_in_number():
+    assert [human_count(n, "entry", "entries") for n in (0, 1, 2)] == ["0 entries", "1 entry", "2 entries"]
+    assert human_count(2, "token") == "2 tokens"
+
+
+def test_columns_align_and_lines_have_no_trailing_spaces():
+    lines = table(("NAME", "SIZE"), [("a", "1 B"), ("longer", "12 MB")], right=(1,))
+    assert lines == ["NAME     SIZE", "a         1 B", "longer  12 MB"]
+
+
+def test_text_goes_to_stdout_and_messages_to_stderr(capsys):
+    out = Output()
+    out.result("thing", {"a": 1}, ["first", "second"])
+    out.say("message")
+    out.say("only with -v", level=1)
+    assert capsys.readouterr() == ("first\nsecond\n", "message\n")
+
+
+def test_json_is_one_document_and_silences_messages(capsys):
+    out = Output(as_json=True)
+    out.result("thing", {"a": "é"}, ["first"])
+    out.say("message")
+    written = capsys.readouterr()
+    assert json.loads(written.out) == {"type": "thing", "a": "é"}
+    assert written.err == ""
+
+
+def test_quiet_silences_messages_and_keeps_the_result(capsys):
+    out = Output(quiet=True)
+    out.result("thing", {}, ["result"])
+    out.say("message")
+    assert capsys.readouterr() == ("result\n", "")
+
+
+def test_an_error_is_a_document_on_stderr_with_json(capsys):
+    Output(as_json=True).error({"code": "X"}, "text")
+    Output().error({"code": "X"}, "text")
+    written = capsys.readouterr()
+    first, second = written.err.splitlines()
+    assert written.out == ""
+    assert json.loads(first) == {"type": "error", "error": {"code": "X"}}
+    assert second == "error: text"
+
+
+def test_no_bar_is_drawn_away_from_a_terminal(capsys):
+    with Output().progress("prefill", total=4, unit="tokens") as bar:
+        bar.update(4)
+    assert capsys.readouterr() == ("", "")
+
+
+def test_a_bar_shows_count_and_rate_and_ends_its_line(capsys):
+    bar = Progress("prefill", total=8, unit="tokens", drawn=True)
+    bar.update(2)
+    bar.update(8)
+    bar.close()
+    drawn = capsys.readouterr().err
+    assert drawn.startswith("\rprefill ██████░")
+    assert "2/8 tokens" in drawn
+    assert "8/8 tokens" in drawn
+    assert drawn.endswith("tokens/s\n")
+
+
+@pytest.mark.parametrize("settings", [{"as_json": True}, {"quiet": True}, {"progress": "never"}])
+def test_settings_that_forbid_a_bar_win_over_a_terminal(settings, capsys, monkeypatch):
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True, raising=False)
+    with Output(**settings).progress("prefill", total=1, unit="tokens") as bar:
+        bar.update(1)
+    assert capsys.readouterr().err == ""
