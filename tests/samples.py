@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+from kvstore.errors import KVStoreError
 from kvstore.format.digest import sha256_digest
 from kvstore.format.layers import LayerRecord, TensorRecord
 from kvstore.format.manifest import Manifest, MethodRecord, PrefixRecord, token_spec
@@ -15,6 +17,15 @@ from tests.strategies import canonical_leaf, groups_of, payload_ref
 
 COUNT = 600
 """Tokens of every sample: two full blocks and a tail."""
+
+
+def refusal(call: Callable[[], object]) -> KVStoreError | None:
+    """The error that ``call`` raises, or None where it ends well."""
+    try:
+        call()
+    except KVStoreError as error:
+        return error
+    return None
 
 
 def layer(kind: str, tensors: dict[str, tuple[str, list[int]]], **scalars: Any) -> LayerRecord:
@@ -45,7 +56,7 @@ LEAVES: dict[str, LayerRecord] = {
     ),
     "state": layer(
         "state", {"slot.0": ("BF16", [1, 3, 16]), "slot.2": ("F32", [1, 4, 8, 8])}, slots=3, left_padding=(0,),
-        lengths=None,
+        lengths=(COUNT,),
     ),
 }  # fmt: skip
 """One written layer of every kind that holds tensors."""
