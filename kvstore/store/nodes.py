@@ -1,0 +1,230 @@
+"""The radix tree over stored prefixes: its tables, and how a prefix is found in it.
+
+A node holds the token ids between its parent's end and its own, at most 256 of them: an
+edge is cut where stored prefixes part, and at every multiple of 256. So each id of each
+distinct prefix is stored once, a node that ends at a multiple of 256 has a digest of the
+prefix chain, and a child is told from its siblings by the first thing that it holds.
+
+Finding the longest stored prefix takes two queries however large the tree is: one asks
+for the chain digests of all full blocks and gives the deepest node that ends at one;
+the other steps from there along first ids, at most 255 times and still inside one block.
+
+A media item is part of the text: the place where it starts is the token id *and* a
+fingerprint of the item. Equal ids with another image are another prefix.
+
+What may be served at a node is kept in ``tree_reach``: for each class of entries
+(signature, method, damaged or not) and each lowest cut, the newest entry at or below the
+node. A node without such rows does not exist. Of a cut that lies beyond the node's end
+it matters only that there is one, so all of those share one row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import sqlalchemy as sa
+
+from kvstore.limits import BLOCK_TOKENS, MAX_TOKENS
+from kvstore.store.schema import METADATA, BigKey, DigestBlob
+from kvstore.store.symbols import ID_BYTES, Symbols
+
+__all__ = ["BEYOND", "Spot", "Step", "ancestors", "locate", "classes", "leaves", "nodes", "reach", "roots"]
+
+BEYOND: Final = MAX_TOKENS + 1
+"""Stands in ``reach.cut`` for every lowest cut beyond the node's end."""
+
+_DIGESTS_PER_QUERY: Final = 512
+
+_HAS_DIGEST: Final = sa.text("digest IS NOT NULL")
+
+nodes: Final[sa.Table] = sa.Table(
+    "tree_nodes", METADATA,
+    sa.Column("node", BigKey, primary_key=True, autoincrement=False),
+    # NULL for a root: the state after no token of one model in one namespace.
+    sa.Column("parent", BigKey),
+    # The first id, big-endian, followed by the fingerprint of the media item that starts there, if one does.
+    sa.Column("head", sa.LargeBinary, nullable=False),
+    sa.Column("end", BigKey, nullable=False),
+    sa.Column("ids", sa.LargeBinary, nullable=False),
+    # Start (32-bit big-endian) and fingerprint of each media item that starts inside the node.
+    sa.Column("media", sa.LargeBinary),
+    sa.Column("digest", sa.LargeBinary),
+    sa.UniqueConstraint("parent", "head"),
+    sa.Index("ix_tree_nodes_digest", "digest", unique=True, sqlite_where=_HAS_DIGEST, postgresql_where=_HAS_DIGEST),
+    sqlite_strict=True,
+)  # fmt: skip
+
+roots: Final[sa.Table] = sa.Table(
+    "tree_roots", METADATA,
+    sa.Column("node", BigKey, primary_key=True, autoincrement=False),
+    sa.Column("namespace", sa.Text, nullable=False),
+    sa.Column("model_digest", DigestBlob, nullable=False),
+    sa.UniqueConstraint("namespace", "model_digest"),
+    sqlite_strict=True,
+)  # fmt: skip
+
+classes: Final[sa.Table] = sa.Table(
+    "tree_classes", METADATA,
+    sa.Column("class", BigKey, primary_key=True, key="kind"),
+    sa.Column("signature", DigestBlob, nullable=False),
+    sa.Column("method", sa.Text),
+    sa.Column("damaged", sa.Integer, nullable=False),
+    sa.Index(None, "signature"),
+    sqlite_strict=True,
+)  # fmt: skip
+
+leaves: Final[sa.Table] = sa.Table(
+    "tree_leaves", METADATA,
+    # No cascade: an entry's row cannot go while the tree still offers it.
+    sa.Column("entry_key", BigKey, sa.ForeignKey("entries.entry_key"), primary_key=True, autoincrement=False),
+    sa.Column("node", BigKey, nullable=False),
+    sa.Column("class", BigKey, nullable=False, key="kind"),
+    sa.Column("lowest_cut", BigKey, nullable=False),
+    sa.Index("ix_tree_leaves_place", "node", "kind", "lowest_cut", "entry_key"),
+    sqlite_strict=True,
+)  # fmt: skip
+
+reach: Final[sa.Table] = sa.Table(
+    "tree_reach", METADATA,
+    sa.Column("node", BigKey, primary_key=True, autoincrement=False),
+    sa.Column("class", BigKey, primary_key=True, autoincrement=False, key="kind"),
+    sa.Column("cut", BigKey, primary_key=True, autoincrement=False),
+    sa.Column("parent", BigKey),
+    sa.Column("entry_key", BigKey, nullable=False),
+    # The children of a node, newest first: what removing an entry needs to find the next one.
+    sa.Index("ix_tree_reach_parent", "parent", "kind", "cut", "entry_key"),
+    sqlite_strict=True,
+    sqlite_with_rowid=False,
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """A node on the way: it holds positions ``start`` … ``end``."""
+
+    node: int
+    parent: int | None
+    start: int
+    end: int
+    ids: bytes
+    media: bytes | None
+
+
+@dataclass(frozen=True, slots=True)
+class Spot:
+    """How far a prefix is known.
+
+    Attributes:
+        steps: The deepest node that ends at a full block, then the nodes inside the next block; never empty.
+            All agree with the prefix to their end, except that the last may agree in part.
+        depth: Positions in common with what is stored.
+    """
+
+    steps: tuple[Step, ...]
+    depth: int
+
+
+def locate(conn: sa.Connection, chain: Sequence[bytes], symbols: Symbols) -> Spot | None:
+    """The deepest place that a prefix shares with what is stored.
+
+    Args:
+        conn: Open for reading.
+        chain: Digests of the root and of each full block, in order.
+        symbols: The prefix.
+
+    Returns:
+        The spot, or None where nothing of this model is stored in this namespace.
+    """
+    node = _deepest_block(conn, chain)
+    if node is None:
+        return None
+    row = conn.execute(_NODE, {"node": node}).one()
+    start = row.end - len(row.ids) // ID_BYTES
+    steps = [Step(row.node, row.parent, start, row.end, row.ids, row.media)]
+    depth: int = row.end
+    for step, common in _inside_block(conn, steps[0], symbols):
+        steps.append(step)
+        depth = step.start + common
+    return Spot(tuple(steps), depth)
+
+
+def _deepest_block(conn: sa.Connection, chain: Sequence[bytes]) -> int | None:
+    """Digests of stored prefixes are stored from the root on without a gap, so the first absent one ends the search."""
+    deepest = None
+    for first in range(0, len(chain), _DIGESTS_PER_QUERY):
+        part = chain[first : first + _DIGESTS_PER_QUERY]
+        found = {row.digest: row.node for row in conn.execute(_BLOCKS, {"digests": list(part)})}
+        deepest = next((found[digest] for digest in reversed(part) if digest in found), deepest)
+        if part[-1] not in found:
+            break
+    return deepest
+
+
+def _inside_block(conn: sa.Connection, last: Step, symbols: Symbols) -> Iterator[tuple[Step, int]]:
+    """The nodes below ``last`` that agree with the prefix, each with how far it does."""
+    node, at = last.node, last.end
+    end = min(symbols.size, at + BLOCK_TOKENS)
+    while at < end:
+        first = symbols.head(at)
+        mark = min(end, symbols.next_mark(at + 1))
+        plain = len(first) == ID_BYTES
+        query, sought = (_WALK, {"rest": symbols.ids(at, mark)}) if plain else (_CHILD, {"head": first})
+        rows = conn.execute(query, {"node": node, **sought}).all()
+        for row in rows:
+            common = symbols.common(at, row.ids, row.media)
+            size = len(row.ids) // ID_BYTES
+            yield Step(row.node, node, at, at + size, row.ids, row.media), common
+            node, at = row.node, at + common
+            if common < size:
+                return
+        # The walk stops at the next mark, where ids alone no longer tell children apart.
+        if not rows or (plain and at < mark):
+            return
+
+
+_NODE: Final = sa.select(nodes.c.node, nodes.c.parent, nodes.c.end, nodes.c.ids, nodes.c.media).where(
+    nodes.c.node == sa.bindparam("node")
+)
+_CHILD: Final = sa.select(nodes.c.node, nodes.c.ids, nodes.c.media).where(
+    nodes.c.parent == sa.bindparam("node"), nodes.c.head == sa.bindparam("head")
+)
+# Both columns are in the index, so no row of a node is read.
+_BLOCKS: Final = sa.select(nodes.c.node, nodes.c.digest).where(
+    nodes.c.digest.in_(sa.bindparam("digests", expanding=True)), nodes.c.digest.is_not(None)
+)
+
+
+def _walk() -> sa.Select[tuple[int, bytes, bytes | None]]:
+    """Down from a node along the ids of ``rest``; the last row may agree in part."""
+    rest = sa.bindparam("rest", type_=sa.LargeBinary)
+    # Only "whole" rows lead on. Integers, because the two databases disagree on booleans.
+    start = sa.select(
+        sa.bindparam("node", type_=BigKey).label("node"), sa.literal(0).label("used"), sa.literal(1).label("whole")
+    ).cte("walk", recursive=True)
+    size = sa.func.length(nodes.c.ids)
+
+    def part(count: int | sa.ColumnElement[int]) -> sa.ColumnElement[bytes]:
+        return sa.func.substr(rest, start.c.used + 1, count, type_=sa.LargeBinary)
+
+    step = sa.select(
+        nodes.c.node, start.c.used + size, sa.case((part(size) == nodes.c.ids, 1), else_=0)
+    ).where(nodes.c.parent == start.c.node, nodes.c.head == part(ID_BYTES), start.c.whole == 1)  # fmt: skip
+    walk = start.union_all(step)
+    return (
+        sa.select(nodes.c.node, nodes.c.ids, nodes.c.media)
+        .where(nodes.c.node == walk.c.node, walk.c.used > 0)
+        .order_by(walk.c.used)
+    )
+
+
+_WALK: Final = _walk()
+
+
+def ancestors() -> sa.CTE:
+    """The node ``:node`` and all nodes above it, as columns ``node``, ``parent``, ``end``."""
+    up = sa.select(nodes.c.node, nodes.c.parent, nodes.c.end).where(
+        nodes.c.node == sa.bindparam("node", type_=BigKey)
+    ).cte("up", recursive=True)  # fmt: skip
+    return up.union_all(sa.select(nodes.c.node, nodes.c.parent, nodes.c.end).where(nodes.c.node == up.c.parent))
