@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, closing, contextmanager
 from dataclasses import dataclass
-from typing import Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from kvstore.errors import fail
 from kvstore.format.compat import Policy, Wanted, require_compatible
@@ -28,6 +28,9 @@ from kvstore.runtime.device import check_device_limits
 from kvstore.runtime.probe import CacheOptions, Probe, make_cache, probe
 from kvstore.store.parallel import Stop, map_parallel, run_parallel, worker_count
 
+if TYPE_CHECKING:
+    from kvstore.store.read import Verification  # needs SQLAlchemy
+
 __all__ = ["Filled", "Objects", "Plan", "fill", "plan_restore"]
 
 Progress = Callable[[int, int], None]
@@ -39,7 +42,7 @@ class Objects(Protocol):
     """Where objects are read from: :class:`kvstore.store.EntryStore`, or anything that keeps its promise."""
 
     def open_object(
-        self, ref: PayloadRef, namespace: str, *, verification: str = "auto"
+        self, ref: PayloadRef, namespace: str, *, verification: Verification = "auto"
     ) -> AbstractContextManager[ObjectReader]:
         """A checked object of this payload; called from several threads."""
 
@@ -51,14 +54,14 @@ class Plan:
     Attributes:
         tokens: The position to restore.
         needs: The arrays, head room included.
-        templates: Empty caches of the receiving model, whose classes are restored.
+        templates: Empty caches of the receiving model, whose classes are restored; None for the usual ones.
         checks: What was proved, for the receipt.
     """
 
     manifest: Manifest
     tokens: int
     needs: tuple[Need, ...]
-    templates: list[Any]
+    templates: list[Any] | None
     checks: Mapping[str, str]
 
     @property
@@ -144,7 +147,7 @@ def fill(
     objects: Objects,
     plan: Plan,
     *,
-    verification: str = "auto",
+    verification: Verification = "auto",
     progress: Progress | None = None,
     cancelled: Callable[[], bool] | None = None,
 ) -> Filled:
@@ -201,10 +204,38 @@ def _jobs(manifest: Manifest, buffers: Buffers) -> Iterator[_Job]:
                 yield _Job(ref, group.layers, segment, target)
 
 
+class _Held:
+    """An object that stays open while several threads decode its chunks.
+
+    What fails is told to the object that it happened to, and to no other: a store sets
+    objects aside by what is raised while they are open.
+    """
+
+    def __init__(self, context: AbstractContextManager[ObjectReader], job: _Job) -> None:
+        self.reader = context.__enter__()
+        self.job = job
+        self._context = context
+        self._error: BaseException | None = None
+
+    def decode(self, chunk: Batch) -> int:
+        """Decode one chunk; returns its bytes."""
+        try:
+            self.reader.decode_chunk(chunk, self.job.target.destinations)
+        except BaseException as error:
+            self._error = error
+            raise
+        return chunk.nbytes
+
+    def close(self) -> None:
+        """Release the object. May raise a graver error than the one that :meth:`decode` met."""
+        error = self._error
+        self._context.__exit__(type(error) if error else None, error, error.__traceback__ if error else None)
+
+
 class _Reading:
     """Reads jobs in parallel: whole payloads where there are many, else chunk by chunk."""
 
-    def __init__(self, objects: Objects, manifest: Manifest, verification: str, stop: Stop) -> None:
+    def __init__(self, objects: Objects, manifest: Manifest, verification: Verification, stop: Stop) -> None:
         self._objects = objects
         self._manifest = manifest
         self._verification = verification
@@ -215,12 +246,12 @@ class _Reading:
         if len(jobs) >= _MANY * worker_count():
             yield from map_parallel(self._whole, jobs, stop=self._stop, ordered=False)
             return
+        held: list[_Held] = []
         with ExitStack() as stack:
-            readers = run_parallel(lambda job: stack.enter_context(self._open(job)), jobs, stop=self._stop)
-            work = [
-                (reader, chunk, job) for reader, job in zip(readers, jobs, strict=True) for chunk in reader.chunks
-            ]
-            yield from map_parallel(self._chunk, work, stop=self._stop, ordered=False)
+            stack.callback(_close_all, held)
+            run_parallel(lambda job: held.append(_Held(self._open(job), job)), jobs, stop=self._stop)
+            work = [(item, chunk) for item in held for chunk in item.reader.chunks]
+            yield from map_parallel(lambda piece: piece[0].decode(piece[1]), work, stop=self._stop, ordered=False)
             for job in jobs:
                 job.target.finish()
 
@@ -239,11 +270,6 @@ class _Reading:
         job.target.finish()
         return job.ref.size
 
-    def _chunk(self, work: tuple[ObjectReader, Batch, _Job]) -> int:
-        reader, chunk, job = work
-        reader.decode_chunk(chunk, job.target.destinations)
-        return chunk.nbytes
-
     def _check(self, reader: ObjectReader, job: _Job) -> None:
         expected = canonical_order(segment_tensors(job.paths, self._manifest.leaves, job.segment))
         if tuple(reader.specs) != tuple(expected):
@@ -252,3 +278,10 @@ class _Reading:
                 "PAYLOAD_TENSORS_MISMATCH", f"payload {job.ref.digest}", expected=f"{len(expected)} tensors as planned",
                 found=f"other tensors: {', '.join(differing[:8])}", fix="The writer was faulty: remove the entry.",
             )  # fmt: skip
+
+
+def _close_all(held: list[_Held]) -> None:
+    """Close every object, whatever closing one of them raises."""
+    with ExitStack() as stack:
+        for item in held:
+            stack.callback(item.close)

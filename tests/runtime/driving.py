@@ -7,6 +7,9 @@ from typing import Any
 
 import mlx.core as mx
 import numpy as np
+import pytest
+
+from kvstore.errors import KVStoreError
 
 HEADS, SIZE = 2, 64
 UINTS = {1: mx.uint8, 2: mx.uint16, 4: mx.uint32, 8: mx.uint64}
@@ -39,7 +42,9 @@ def same_bits(left: Any, right: Any) -> bool:
     return len(left) == len(right) and all(same_bits(a, b) for a, b in zip(left, right, strict=True))
 
 
-def fetched(cache: Any, steps: Sequence[int], *, seed: int = 77, dtype: mx.Dtype = mx.bfloat16, size: int = SIZE) -> list[Any]:
+def fetched(
+    cache: Any, steps: Sequence[int], *, seed: int = 77, dtype: mx.Dtype = mx.bfloat16, size: int = SIZE
+) -> list[Any]:
     """What an attention layer would read from ``cache`` at each of the next ``steps``."""
     seen = []
     for number, rows in enumerate(steps):
@@ -59,3 +64,21 @@ def odd_bits(shape: tuple[int, ...], dtype: mx.Dtype, seed: int = 0) -> mx.array
     special = [exponent, exponent | 1, exponent | 0x15, 1, 1 << (8 * width - 1)]
     flat[: len(special)] = special[: flat.size]
     return mx.array(raw).view(dtype)
+
+
+def same_future(left: Any, right: Any, steps: list[int], **options: Any) -> bool:
+    return same_bits(fetched(left, steps, **options), fetched(right, steps, **options))
+
+
+def code_of(call: Any, *args: Any, **options: Any) -> str:
+    with pytest.raises(KVStoreError) as caught:
+        call(*args, **options)
+    return caught.value.code
+
+
+def state_of(cache: Any) -> dict[str, Any]:
+    """Every attribute of a cache, arrays as identities and bits."""
+    return {
+        name: (value.shape, bits(value).tobytes()) if isinstance(value, mx.array) else value
+        for name, value in vars(cache).items()
+    }
