@@ -101,7 +101,7 @@ def _settings(module: nn.Module) -> Iterator[tuple[str, Any]]:
         if key in _IGNORED or isinstance(value, nn.Module):
             continue
         if dataclasses.is_dataclass(value) and not isinstance(value, type):
-            yield key, dataclasses.asdict(value)
+            yield from ((f"{key}.{name}", item) for name, item in dataclasses.asdict(value).items())
         elif isinstance(value, mx.array):
             if key.startswith("_"):
                 yield key, value

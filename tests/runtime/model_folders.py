@@ -1,4 +1,4 @@
-"""Model folders made of a few bytes: enough for an identity, too little for a model."""
+"""Model folders: some of a few bytes, enough for an identity; some with small real models."""
 
 from __future__ import annotations
 
@@ -44,4 +44,60 @@ def fake_adapter(path: Path, **changes: Any) -> Path:
     path.mkdir(parents=True)
     write_json(path / "adapter_config.json", {**ADAPTER_CONFIG, **changes})
     (path / "adapters.safetensors").write_bytes(b"lora a and b")
+    return path
+
+
+def read_arrays(path: str) -> dict[str, Any]:
+    import mlx.core as mx
+
+    loaded: Any = mx.load(path)
+    return dict(loaded.items())
+
+
+def real_folder(
+    path: Path, config: dict[str, Any], *, seed: int = 0, bits: int | None = None, dtype: str = "float32"
+) -> Path:
+    """A folder that mlx-lm loads: random weights for ``config``, and a tokenizer that knows ``w0`` to ``w63``."""
+    import mlx.core as mx
+    from mlx.utils import tree_flatten
+    from mlx_lm import utils
+    from tokenizers import Tokenizer, models, pre_tokenizers
+
+    path.mkdir(parents=True)
+    model_class, arguments = utils._get_classes(config)
+    mx.random.seed(seed)
+    model = model_class(arguments.from_dict(dict(config)))
+    model.set_dtype(getattr(mx, dtype))
+    if bits is not None:
+        model, config = utils.quantize_model(model, dict(config), group_size=32, bits=bits)
+    mx.save_safetensors(str(path / "model.safetensors"), dict(tree_flatten(model.parameters())))
+    write_json(path / "config.json", config)
+    tokenizer = Tokenizer(models.WordLevel({f"w{number}": number for number in range(64)}, unk_token="w0"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    tokenizer.save(str(path / "tokenizer.json"))
+    write_json(path / "tokenizer_config.json", {"tokenizer_class": "PreTrainedTokenizerFast", "unk_token": "w0"})
+    return path
+
+
+def real_adapter(
+    path: Path, base: Path, *, kind: str = "lora", scale: float = 20.0, seed: int = 1, layers: int = 2
+) -> Path:
+    """An adapter with random weights for the model in ``base``; LoRA or DoRA, on the last ``layers`` layers."""
+    import mlx.core as mx
+    from mlx.utils import tree_flatten
+    from mlx_lm import utils
+    from mlx_lm.tuner.utils import linear_to_lora_layers
+
+    path.mkdir(parents=True)
+    parameters = {"rank": 2, "scale": scale, "dropout": 0.0, "keys": ["self_attn.q_proj", "self_attn.v_proj"]}
+    write_json(
+        path / "adapter_config.json", {"fine_tune_type": kind, "num_layers": layers, "lora_parameters": parameters}
+    )
+    mx.random.seed(seed)
+    model, _ = utils.load_model(base)
+    linear_to_lora_layers(model, layers, parameters, use_dora=kind == "dora")
+    leaves = ("lora_a", "lora_b", "m")
+    arrays = {n: a for n, a in tree_flatten(model.parameters()) if n.rpartition(".")[2] in leaves}
+    trained = {n: mx.random.normal(a.shape) if n.endswith("lora_b") else a for n, a in arrays.items()}
+    mx.save_safetensors(str(path / "adapters.safetensors"), trained)
     return path

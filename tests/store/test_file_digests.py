@@ -115,6 +115,7 @@ def test_a_file_that_grows_while_it_is_read_is_refused(tmp_path: Path) -> None:
         with path.open("ab", buffering=0) as file:
             while not done.is_set():
                 file.write(b"y")
+                time.sleep(0.0005)
 
     writer = threading.Thread(target=append)
     writer.start()
