@@ -191,7 +191,7 @@ def parse_table(data: memoryview, count: int, start: int) -> Array:
         _refuse_table("the digest of header and frame table", hasher.hexdigest(), data[-_DIGEST_BYTES:].hex())
     sizes = np.frombuffer(body, "<u4").astype(np.int64)
     if start + int(sizes.sum()) != at:
-        _refuse_table("the bytes of all data frames", at - start, int(sizes.sum()))
+        raise _misplaced_table(data, start, count)
     return sizes
 
 
@@ -212,7 +212,9 @@ def _misplaced_table(data: memoryview, start: int, count: int) -> KVStoreError:
         return fail("ZSTD_TRUNCATED", "an object ends within its frame table", expected=end, found=len(data))
     if data[position : position + _SKIPPABLE_BYTES] != _table_lead(count):
         return fail("FRAME_TABLE_INVALID", f"there is no table of {count} frames after the data frames")
-    return fail("ZSTD_TRAILING_DATA", "an object goes on after its frame table", expected=end, found=len(data))
+    if end < len(data):
+        return fail("ZSTD_TRAILING_DATA", "an object goes on after its frame table", expected=end, found=len(data))
+    return fail("FRAME_TABLE_INVALID", "the sizes in the frame table are not those of the frames")
 
 
 def _refuse(what: str, expected: Any, found: Any) -> NoReturn:

@@ -16,6 +16,7 @@ import numpy as np
 from kvstore.errors import fail
 from kvstore.format.boxes import Box, Grid
 from kvstore.format.filters import Filter
+from kvstore.format.tensor_header import check_specs
 from kvstore.format.tensors import DTYPE_SIZES, TensorSpec, canonical_order, encode_tensor_header
 from kvstore.limits import MAX_OBJECT_HEADER_BYTES
 
@@ -105,6 +106,7 @@ def layout_of(groups: tuple[Group, ...], chunk_bytes: int) -> Layout:
     """
     frames = sum(group.grid(chunk_bytes).count * group.plane_count * len(group.names) for group in groups)
     if 4 * frames > MAX_OBJECT_HEADER_BYTES:
+        check_specs([spec for group in groups for spec in group.specs()])
         limit = f"at most {MAX_OBJECT_HEADER_BYTES // 4}"
         raise fail("FRAME_TABLE_INVALID", "the number of data frames", expected=limit, found=frames)
     # Only small layouts are kept, so that no object can make the process hold on to much.
