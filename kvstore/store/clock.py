@@ -1,0 +1,26 @@
+"""The store's clock: integer microseconds UTC in the index, RFC 3339 in documents."""
+
+from __future__ import annotations
+
+import time
+from datetime import UTC, datetime, timedelta
+from typing import Final
+
+__all__ = ["micros_text", "now_micros", "text_micros"]
+
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+def now_micros() -> int:
+    """Microseconds since 1970, UTC."""
+    return time.time_ns() // 1000
+
+
+def micros_text(micros: int) -> str:
+    """RFC 3339 with microseconds and ``Z``, as receipts hold it."""
+    return (_EPOCH + timedelta(microseconds=micros)).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+
+
+def text_micros(text: str) -> int:
+    """Microseconds of an RFC 3339 text; ValueError where it is none."""
+    return (datetime.fromisoformat(text) - _EPOCH) // timedelta(microseconds=1)

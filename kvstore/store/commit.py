@@ -1,0 +1,223 @@
+"""The publishing transaction of a put: files to their names, then rows, then the commit.
+
+Under the write lock no other put publishes and no collection removes, so what is seen
+here stays true until the commit. If anything fails before the commit, the files that
+were moved are removed again while the lock is still held. After the commit has begun
+they are left alone: it may have succeeded, and then they belong to live rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import sqlalchemy as sa
+
+from kvstore.format.compat import signature, signature_digest
+from kvstore.format.digest import Digest
+from kvstore.format.receipt import Receipt
+from kvstore.limits import MAX_MANIFEST_BYTES
+from kvstore.store.clock import now_micros
+from kvstore.store.damage import heal_entries
+from kvstore.store.documents import Documents
+from kvstore.store.entries import annotate_entry, label_entry
+from kvstore.store.locations import Location, batches, find_locations
+from kvstore.store.objects import ObjectName, Staged
+from kvstore.store.opening import Opened
+from kvstore.store.put import Put
+from kvstore.store.schema import DOOMED, LIVE, doomed_files, entries, objects, receipts, refs
+from kvstore.store.temp import Session
+from kvstore.store.tree import add_entry
+
+__all__ = ["Outcome", "commit", "is_intact", "unchanged"]
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What the transaction did; sizes in bytes."""
+
+    created: bool
+    receipt: Receipt
+    stored_bytes: int
+    objects_written: int
+    objects_reused: int
+
+
+@dataclass(slots=True)
+class _Choice:
+    """For each payload: use it as it is, raise it, or publish what was staged."""
+
+    used: list[Location] = field(default_factory=list)
+    raised: list[Location] = field(default_factory=list)
+    published: list[tuple[Staged, Location | None]] = field(default_factory=list)
+
+
+class _Moves:
+    """Files that were moved to names where there was nothing, to be taken back if the rows do not follow."""
+
+    def __init__(self, opened: Opened) -> None:
+        self._opened = opened
+        self._objects: list[ObjectName] = []
+        self._documents: list[tuple[Documents, Digest]] = []
+
+    def object(self, staged: Staged) -> None:
+        self._opened.objects.publish(staged)
+        self._objects.append(staged.name)
+
+    def document(self, documents: Documents, path: Path, digest: Digest) -> None:
+        new = not documents.path(digest).exists()
+        documents.publish(path, digest)
+        if new:
+            self._documents.append((documents, digest))
+
+    def flush_objects(self) -> None:
+        self._opened.objects.flush(self._objects)
+
+    def take_back(self) -> None:
+        for name in self._objects:
+            self._opened.objects.remove(name)
+        for documents, digest in self._documents:
+            documents.remove(digest)
+
+
+def is_intact(opened: Opened, location: Location | None) -> bool:
+    """Whether a payload can be used as it lies there: live or doomed, and a file of the recorded size."""
+    if location is None or location.state not in (LIVE, DOOMED):
+        return False
+    found = opened.objects.identify(location.name)
+    return found is not None and found[1] == location.stored_size
+
+
+def commit(
+    opened: Opened, session: Session, put: Put, staged: Mapping[Digest, Staged], checkpoint: Callable[[], None]
+) -> Outcome | None:
+    """Publish a put whose objects are staged.
+
+    Args:
+        checkpoint: Called while waiting for the lock; raises to give up.
+
+    Returns:
+        What was done, or None where a payload that was there has gone: stage it and call again.
+    """
+    manifest = opened.manifests.stage(session, put.entry_id, put.manifest.data)
+    moves = _Moves(opened)
+    with opened.index.write(checkpoint) as connection:
+        try:
+            choice = _choose(opened, connection, put, staged)
+            if choice is None:
+                return None
+            _move(opened, choice, moves)
+            moves.document(opened.manifests, manifest, put.entry_id)
+            opened.manifests.flush([put.entry_id])
+            return _record(opened, connection, session, put, choice, moves)
+        except BaseException:
+            moves.take_back()
+            raise
+
+
+def _choose(
+    opened: Opened, connection: sa.Connection, put: Put, staged: Mapping[Digest, Staged]
+) -> _Choice | None:
+    known = find_locations(connection, put.manifest.namespace, [ref.digest for ref in put.refs])
+    choice = _Choice()
+    for ref in put.refs:
+        location = known.get(ref.digest)
+        if location is not None and is_intact(opened, location):
+            (choice.raised if location.state == DOOMED else choice.used).append(location)
+        elif ref.digest in staged:
+            choice.published.append((staged[ref.digest], location))
+        else:
+            return None
+    return choice
+
+
+def _move(opened: Opened, choice: _Choice, moves: _Moves) -> None:
+    """Publish the staged objects; what a row named before is removed or set aside first."""
+    for staged, location in choice.published:
+        if location is not None and location.state == DOOMED:
+            # Doomed means that its file may go at any time, and that this was committed.
+            opened.objects.remove(location.name)
+        elif location is not None and opened.objects.identify(location.name) is not None:
+            opened.objects.set_aside(location.name, {"code": "STORED_SIZE_MISMATCH", "expected": location.stored_size})
+        moves.object(staged)
+    moves.flush_objects()
+
+
+def _record(
+    opened: Opened, connection: sa.Connection, session: Session, put: Put, choice: _Choice, moves: _Moves
+) -> Outcome:
+    now = now_micros()
+    healed = _object_rows(connection, put, choice, now)
+    created = _entry_rows(connection, put, now)
+    heal_entries(connection, healed, put.entry_id)
+    if put.label is not None:
+        label_entry(connection, put.label, put.entry_id, now)
+    annotate_entry(connection, put.entry_id, put.annotations)
+    written = sum(staged.size for staged, _ in choice.published)
+    reused = len(choice.used) + len(choice.raised)
+    receipt = put.receipt(now, stored_bytes=written, written=len(choice.published), reused=reused)
+    moves.document(opened.receipts, opened.receipts.stage(session, receipt.digest, receipt.data), receipt.digest)
+    opened.receipts.flush([receipt.digest])
+    connection.execute(receipts.insert().values(
+        digest=receipt.digest, subject=receipt.subject, type=receipt.type, made_at=receipt.made_at
+    ))  # fmt: skip
+    paths = [opened.manifests.relative(put.entry_id), opened.receipts.relative(receipt.digest)]
+    connection.execute(doomed_files.delete().where(doomed_files.c.path.in_(paths)))
+    return Outcome(created, receipt, written, len(choice.published), reused)
+
+
+def _object_rows(connection: sa.Connection, put: Put, choice: _Choice, now: int) -> list[int]:
+    """Write the object rows, in the order of their payloads; gives the keys of those that were not live before."""
+    for part in batches([location.key for location in choice.raised]):
+        connection.execute(objects.update().where(objects.c.object_key.in_(part)).values(state=LIVE))
+    new, healed, sizes = [], [], {ref.digest: ref.size for ref in put.refs}
+    for staged, location in sorted(choice.published, key=lambda pair: pair[0].name):
+        values = {"stored": staged.name.stored, "stored_size": staged.size, "state": LIVE, "verified": None}
+        if location is None:
+            payload = staged.name.payload
+            new.append({
+                "namespace": put.manifest.namespace, "payload": payload, "raw_size": sizes[payload],
+                "created_at": now, **values,
+            })  # fmt: skip
+        else:
+            connection.execute(objects.update().where(objects.c.object_key == location.key).values(values))
+            healed.append(location.key)
+    if new:
+        connection.execute(objects.insert(), new)
+    return healed
+
+
+def _entry_rows(connection: sa.Connection, put: Put, now: int) -> bool:
+    """Write the entry's row, its references and its place in the tree; tells whether it is new."""
+    manifest = put.manifest
+    if connection.execute(sa.select(entries.c.entry_key).where(entries.c.entry_id == put.entry_id)).first():
+        return False
+    method = None if manifest.method is None else manifest.method.name
+    inserted = connection.execute(entries.insert().values(
+        entry_id=put.entry_id, model_digest=manifest.model.digest, namespace=manifest.namespace,
+        token_count=manifest.token_count, lowest_cut=manifest.lowest_cut,
+        signature=signature_digest(signature(manifest.layers), method), method=method,
+        prefix_digest=manifest.prefix.digest, raw_bytes=put.raw_bytes, created_at=now, accessed_at=now,
+    ))  # fmt: skip
+    (key,) = inserted.inserted_primary_key or (None,)
+    known = find_locations(connection, manifest.namespace, [ref.digest for ref in put.refs])
+    connection.execute(
+        refs.insert(), [{"entry_key": key, "object_key": known[ref.digest].key} for ref in put.refs]
+    )
+    add_entry(connection, entry_id=put.entry_id, ids=put.token_ids, media=manifest.prefix.media)
+    return True
+
+
+def unchanged(opened: Opened, put: Put) -> bool:
+    """Whether the entry is there whole, so that nothing but a label or an annotation could be new."""
+    with opened.index.read() as connection:
+        query = sa.select(entries.c.damaged).where(entries.c.entry_id == put.entry_id)
+        if connection.execute(query).scalar() != 0:
+            return False
+        known = find_locations(connection, put.manifest.namespace, [ref.digest for ref in put.refs])
+    if any(known.get(ref.digest) is None or known[ref.digest].state != LIVE for ref in put.refs):
+        return False
+    if opened.manifests.read(put.entry_id, MAX_MANIFEST_BYTES) != put.manifest.data:
+        return False
+    return all(is_intact(opened, known[ref.digest]) for ref in put.refs)

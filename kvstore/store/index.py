@@ -1,0 +1,212 @@
+"""The index's engine: transactions, and database errors as typed ones.
+
+:class:`Index` is one SQLite database in WAL mode. Its write lock is the only lock in a
+store: the kernel drops it with the process, so a killed writer blocks nobody. Every
+unit that writes starts with ``BEGIN IMMEDIATE``, because a deferred transaction that
+reads and then writes fails at once when another has committed in between, whatever the
+timeout. Commits are ``synchronous=FULL``: deleting files is safe only after the commit
+that doomed them is durable.
+
+Engines are made per process, and connections are dropped when the file below them was
+replaced or deleted, so that nothing is ever written to an index that is gone.
+"""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any, Final
+
+import sqlalchemy as sa
+from sqlalchemy.exc import DBAPIError, DisconnectionError, SQLAlchemyError
+
+from kvstore.errors import KVStoreError, fail
+from kvstore.store.sqlite_file import connect
+
+__all__ = ["DEFAULT_LOCK_TIMEOUT", "Index"]
+
+DEFAULT_LOCK_TIMEOUT: Final = 30.0
+"""Seconds that a writer waits for another one."""
+_SLICE: Final = 0.5
+"""Seconds that one attempt waits inside SQLite, where neither a signal nor a cancellation is seen."""
+
+
+class Index:
+    """Transactions on the index at ``path``."""
+
+    def __init__(
+        self, path: Path, *, read_only: bool = False, immutable: bool = False, full: bool = False,
+        lock_timeout: float = DEFAULT_LOCK_TIMEOUT,
+    ) -> None:  # fmt: skip
+        """Remember the place; the first transaction opens it.
+
+        Args:
+            read_only: Refuse to write.
+            immutable: See :func:`kvstore.store.sqlite_file.connect`.
+            full: See :func:`kvstore.store.sqlite_file.connect`.
+            lock_timeout: Seconds to wait for another writer before STORE_BUSY.
+        """
+        self.path = path
+        self.read_only = read_only
+        self._lock_timeout = lock_timeout
+        self._connect = partial(
+            connect, path, read_only=read_only, immutable=immutable, timeout=min(_SLICE, lock_timeout), full=full
+        )
+        self._pid = -1
+        self._engine: sa.Engine | None = None
+        self.on_missing: Callable[[], None] | None = None
+        """Called before a transaction where the file is not there: makes it again, or raises."""
+
+    @contextmanager
+    def read(self) -> Iterator[sa.Connection]:
+        """A transaction that sees one snapshot and writes nothing."""
+        with _typed(self.path):
+            connection = self._open().connect()
+        try:
+            with _typed(self.path):
+                yield connection
+        finally:
+            connection.close()
+
+    @contextmanager
+    def write(self, checkpoint: Callable[[], None] | None = None) -> Iterator[sa.Connection]:
+        """A transaction that holds the store's write lock; commits at the end, rolls back on any exception.
+
+        Args:
+            checkpoint: Called while waiting for the lock; raises to give up.
+
+        Raises:
+            BusyError: STORE_BUSY.
+            StoreError: STORE_READ_ONLY and the other store codes.
+        """
+        self.refuse_read_only()
+        with _typed(self.path):
+            connection = self._open().execution_options(sqlite_begin="IMMEDIATE").connect()
+        try:
+            with _typed(self.path):
+                self._begin(connection, checkpoint)
+                yield connection
+                connection.commit()
+        finally:
+            # Rolls back whatever was not committed.
+            connection.close()
+
+    def refuse_read_only(self) -> None:
+        """Raise STORE_READ_ONLY where the store was opened for reading."""
+        if self.read_only:
+            raise fail(
+                "STORE_READ_ONLY", f"the store at {self.path.parent} is open for reading only",
+                fix="Open it writable, or check the directory's permissions.",
+            )  # fmt: skip
+
+    def present(self) -> bool:
+        """Whether the file is there."""
+        return self.path.exists()
+
+    def close(self) -> None:
+        """Close every idle connection; the last one folds the write-ahead log into the file."""
+        if self._engine is not None:
+            self._engine.dispose(close=self._pid == os.getpid())
+            self._engine = None
+
+    def _begin(self, connection: sa.Connection, checkpoint: Callable[[], None] | None) -> None:
+        """Take the write lock, looking up for signals and cancellation twice a second."""
+        deadline = time.monotonic() + self._lock_timeout
+        while True:
+            if checkpoint is not None:
+                checkpoint()
+            try:
+                connection.begin()
+            except DBAPIError as error:
+                if _primary(error.orig) != sqlite3.SQLITE_BUSY or time.monotonic() >= deadline:
+                    raise
+            else:
+                break
+        if connection.info["file"] != _identity(self.path):
+            # Waited for the lock of an index that somebody has replaced since: rows written there would be lost.
+            raise fail("STORE_BUSY", f"the index at {self.path} was replaced just now", fix="Try again.")
+
+    def _open(self) -> sa.Engine:
+        if self.on_missing is not None and not self.path.exists():
+            # Old connections must be closed before a new file takes the name.
+            self.close()
+            self.on_missing()
+        if self.read_only and not self.path.exists():
+            raise fail("STORE_MISSING", f"the index at {self.path} is gone", fix="Mount the volume again.")
+        if self._engine is None or self._pid != os.getpid():
+            self.close()
+            self._engine = self._make_engine()
+            self._pid = os.getpid()
+        return self._engine
+
+    def _make_engine(self) -> sa.Engine:
+        engine = sa.create_engine(
+            "sqlite://", creator=self._connect, poolclass=sa.QueuePool, pool_size=4, max_overflow=-1
+        )
+
+        @sa.event.listens_for(engine, "connect")
+        def _remember(connection: Any, record: Any) -> None:
+            record.info["file"] = _identity(self.path)
+
+        @sa.event.listens_for(engine, "checkout")
+        def _still_there(connection: Any, record: Any, proxy: Any) -> None:
+            if record.info["file"] != _identity(self.path):
+                raise DisconnectionError("the index was replaced")
+
+        @sa.event.listens_for(engine, "begin")
+        def _start(connection: sa.Connection) -> None:
+            mode = connection.get_execution_options().get("sqlite_begin", "DEFERRED")
+            connection.exec_driver_sql(f"BEGIN {mode}")
+
+        return engine
+
+
+def _identity(path: Path) -> tuple[int, int] | None:
+    try:
+        status = path.stat()
+    except OSError:
+        return None
+    return status.st_dev, status.st_ino
+
+
+@contextmanager
+def _typed(path: Path) -> Iterator[None]:
+    """Database errors of the body as typed errors; others pass."""
+    try:
+        yield
+    except DBAPIError as error:
+        raise database_error(error.orig, path) from error
+    except sqlite3.Error as error:
+        raise database_error(error, path) from error
+    except SQLAlchemyError as error:
+        raise fail("STORE_IO", f"the index at {path} failed: {error}", path=str(path)) from error
+
+
+def _primary(error: BaseException | None) -> int:
+    """SQLite's primary result code of an error, or -1."""
+    return int(getattr(error, "sqlite_errorcode", -1)) & 0xFF if error is not None else -1
+
+
+_CODES: Final = {
+    sqlite3.SQLITE_BUSY: ("STORE_BUSY", "Try again, or find the process that holds it."),
+    sqlite3.SQLITE_LOCKED: ("STORE_BUSY", "Try again, or find the process that holds it."),
+    sqlite3.SQLITE_CORRUPT: ("STORE_CORRUPT", "Rebuild the index from the files: kvstore repair --reindex."),
+    sqlite3.SQLITE_NOTADB: ("STORE_CORRUPT", "Rebuild the index from the files: kvstore repair --reindex."),
+    sqlite3.SQLITE_FULL: ("NO_SPACE", "Free space on the store's volume and try again."),
+    sqlite3.SQLITE_READONLY: ("STORE_READ_ONLY", "Check permissions and mount options."),
+    sqlite3.SQLITE_CANTOPEN: ("STORE_UNREADABLE", "Check that the store is there and its permissions."),
+    sqlite3.SQLITE_PERM: ("STORE_UNREADABLE", "Check the permissions."),
+    sqlite3.SQLITE_IOERR: ("STORE_IO", "Check the volume that the store is on."),
+}
+
+
+def database_error(error: BaseException | None, path: Path) -> KVStoreError:
+    """The typed error for a database error; the caller raises it."""
+    code, fix = _CODES.get(_primary(error), ("STORE_IO", ""))
+    name = getattr(error, "sqlite_errorname", type(error).__name__)
+    return fail(code, f"the index at {path}: {error}", fix=fix, path=str(path), sqlite=name)

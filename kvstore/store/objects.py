@@ -1,0 +1,216 @@
+"""Objects as files: the interface that any backend gives, and the local one.
+
+An object's name holds two digests: of its payload, and of its stored bytes, so that any
+tool can check a file by its name alone. A name is written once and never again while
+its index row is live; who may publish or remove, and when, is the index's business.
+"""
+
+from __future__ import annotations
+
+import json
+import mmap
+import os
+import re
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, Protocol
+
+from kvstore.format.digest import Digest, digest_hex
+from kvstore.format.object import EncodedObject
+from kvstore.store.fs import (
+    make_dir,
+    os_error,
+    os_errors,
+    publish_file,
+    remove_file,
+    sync_dir,
+    sync_dirs,
+    write_file,
+)
+from kvstore.store.temp import Session
+
+__all__ = ["LocalObjects", "ObjectBackend", "ObjectName", "Staged", "StoredObject", "parse_object_name"]
+
+_NAME: Final = re.compile(r"([0-9a-f]{64})\.([0-9a-f]{64})\.kvo", re.ASCII)
+_SMALL: Final = 256 * 1024
+"""Objects up to this size are read, not mapped: cheaper, and a vanishing drive is an error, not a signal."""
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class ObjectName:
+    """The digests of an object's payload and of its stored bytes."""
+
+    payload: Digest
+    stored: Digest
+
+    @property
+    def path(self) -> str:
+        """The name below ``objects/``: ``ab/<payload hex>.<stored hex>.kvo``."""
+        payload = digest_hex(self.payload)
+        return f"{payload[:2]}/{payload}.{digest_hex(self.stored)}.kvo"
+
+
+def parse_object_name(path: str) -> ObjectName | None:
+    """The name that a path below ``objects/`` stands for, or None where it is not an object's."""
+    shard, _, name = path.partition("/")
+    match = _NAME.fullmatch(name)
+    if match is None or match[1][:2] != shard:
+        return None
+    return ObjectName(Digest(f"sha256:{match[1]}"), Digest(f"sha256:{match[2]}"))
+
+
+class StoredObject(Protocol):
+    """An open object: its bytes, and what tells this copy of it from any other."""
+
+    data: memoryview
+    identity: str
+
+    def close(self) -> None:
+        """Release the bytes; views into them keep them alive until they are gone too."""
+
+
+@dataclass(frozen=True, slots=True)
+class Staged:
+    """An object that is written and durable but not yet visible."""
+
+    name: ObjectName
+    size: int
+    path: Path
+
+
+class ObjectBackend(Protocol):
+    """Where objects lie. Methods raise typed errors only."""
+
+    def stage(self, session: Session, name: ObjectName, encoded: EncodedObject) -> Staged:
+        """Write an object durably without making it visible; may be called from several threads."""
+
+    def publish(self, staged: Staged) -> None:
+        """Make it visible under its name; :meth:`flush` makes that durable."""
+
+    def flush(self, names: Iterable[ObjectName]) -> None:
+        """Make durable that these names are there."""
+
+    def open(self, name: ObjectName) -> StoredObject | None:
+        """The object of that name, or None where it is not there."""
+
+    def identify(self, name: ObjectName) -> tuple[str, int] | None:
+        """What tells this copy from any other, and its size in bytes; None where it is not there."""
+
+    def remove(self, name: ObjectName) -> bool:
+        """Remove it; tells whether it was there."""
+
+    def set_aside(self, name: ObjectName, reason: Mapping[str, Any]) -> None:
+        """Move it to quarantine, with the reason beside it."""
+
+    def paths(self) -> Iterator[tuple[str, ObjectName | None]]:
+        """Every path, with the name that it stands for, or None for a foreign file."""
+
+
+class MappedObject:
+    """A local object: small ones in memory, large ones mapped."""
+
+    __slots__ = ("_map", "data", "identity")
+
+    def __init__(self, fd: int, status: os.stat_result) -> None:
+        """Read or map an open file; the descriptor stays the caller's."""
+        self.identity = _identity(status)
+        self._map: mmap.mmap | None = None
+        if status.st_size > _SMALL:
+            self._map = mmap.mmap(fd, status.st_size, access=mmap.ACCESS_READ)
+            self.data = memoryview(self._map)
+        else:
+            # One byte more than there should be shows a file that grew.
+            self.data = memoryview(os.read(fd, status.st_size + 1))
+
+    def close(self) -> None:
+        """Unmap, unless somebody still holds a view: then the last view does."""
+        with suppress(BufferError):
+            self.data.release()
+            if self._map is not None:
+                self._map.close()
+
+
+class LocalObjects:
+    """Objects as files below ``objects/``, in 256 folders by the first two digits."""
+
+    def __init__(self, root: Path, quarantine: Path, *, full: bool = False) -> None:
+        """Use ``root`` for objects; nothing is touched yet."""
+        self._root = root
+        self._quarantine = quarantine
+        self._full = full
+
+    def stage(self, session: Session, name: ObjectName, encoded: EncodedObject) -> Staged:
+        """Write and flush a temporary file; its folder is made now, while no lock is held."""
+        with os_errors("writing an object", writing=True):
+            make_dir(self._path(name).parent)
+            return Staged(name, encoded.size, session.write(encoded.parts))
+
+    def publish(self, staged: Staged) -> None:
+        """Move the file to its name."""
+        with os_errors("publishing an object", writing=True):
+            publish_file(staged.path, self._path(staged.name))
+
+    def flush(self, names: Iterable[ObjectName]) -> None:
+        """Flush the folders of these names."""
+        with os_errors("publishing objects", writing=True):
+            sync_dirs((self._path(name).parent for name in names), full=self._full)
+
+    def open(self, name: ObjectName) -> MappedObject | None:
+        """Open the file; the descriptor, then the mapping, outlives a removal by others."""
+        path = self._path(name)
+        try:
+            fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            raise os_error(error, "opening an object") from error
+        try:
+            with os_errors("reading an object"):
+                return MappedObject(fd, os.fstat(fd))
+        finally:
+            os.close(fd)
+
+    def identify(self, name: ObjectName) -> tuple[str, int] | None:
+        """Identity and size, without opening the file."""
+        try:
+            status = self._path(name).stat()
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            raise os_error(error, "looking for an object") from error
+        return _identity(status), status.st_size
+
+    def remove(self, name: ObjectName) -> bool:
+        """Unlink the file."""
+        with os_errors("removing an object", writing=True):
+            return remove_file(self._path(name))
+
+    def set_aside(self, name: ObjectName, reason: Mapping[str, Any]) -> None:
+        """Move the file to ``quarantine/``, where nothing reads it but people."""
+        path = self._path(name)
+        target = self._quarantine / f"{time.time_ns()}-{path.name}"
+        with os_errors("setting an object aside", writing=True):
+            make_dir(self._quarantine)
+            if path.exists():
+                path.replace(target)
+            document = {"file": path.name, "found_at_ns": time.time_ns(), **reason}
+            write_file(Path(f"{target}.reason.json"), [json.dumps(document, indent=1, sort_keys=True).encode() + b"\n"])
+            sync_dir(self._quarantine, full=self._full)
+
+    def paths(self) -> Iterator[tuple[str, ObjectName | None]]:
+        """Every file below ``objects/``."""
+        with os_errors("listing objects"):
+            for folder, _, files in os.walk(self._root):
+                for file in sorted(files):
+                    path = (Path(folder) / file).relative_to(self._root).as_posix()
+                    yield path, parse_object_name(path)
+
+    def _path(self, name: ObjectName) -> Path:
+        return self._root / name.path
+
+
+def _identity(status: os.stat_result) -> str:
+    return f"{status.st_dev}-{status.st_ino}-{status.st_size}-{status.st_mtime_ns}"

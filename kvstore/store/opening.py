@@ -1,0 +1,184 @@
+"""Opening a store: what is there, what may be done with it, and what must be made first."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sqlite3
+from contextlib import closing
+from pathlib import Path
+from typing import Literal
+
+from kvstore.errors import KVStoreError, fail
+from kvstore.store.config import Paths, StoreConfig, ensure_layout, open_config, write_config
+from kvstore.store.documents import Documents
+from kvstore.store.fs import os_errors
+from kvstore.store.index import DEFAULT_LOCK_TIMEOUT, Index, database_error
+from kvstore.store.locations import Locations
+from kvstore.store.objects import LocalObjects, ObjectBackend
+from kvstore.store.sqlite_file import check_file, connect, make_file, readable_copy
+from kvstore.store.temp import Session, sweep_sessions
+from kvstore.store.verified import Verified
+
+__all__ = ["Durability", "Opened", "ensure_index", "open_store"]
+
+Durability = Literal["normal", "full"]
+"""``normal``: flushed to the drive. ``full``: on macOS also out of the drive's own cache; the same elsewhere."""
+
+
+class Opened:
+    """An open store's parts, as every module of this package takes them.
+
+    Attributes:
+        paths, config: Where it is and what it says of itself.
+        index, objects, manifests, receipts: Its four parts.
+        full: Whether to flush the drive's own cache too.
+    """
+
+    def __init__(
+        self, paths: Paths, config: StoreConfig, index: Index, *, full: bool = False, copied: Path | None = None
+    ) -> None:
+        """Put the parts together; ``copied`` is a private copy of the index, removed at the end."""
+        self.paths = paths
+        self.config = config
+        self.index = index
+        self.full = full
+        self.objects: ObjectBackend = LocalObjects(paths.objects, paths.quarantine, full=full)
+        self.manifests = Documents(paths.manifests, full=full)
+        self.receipts = Documents(paths.receipts, full=full)
+        self.locations = Locations()
+        self.verified = Verified(index)
+        self._copied = copied
+        self._device = _device(paths.root), _device(paths.root.parent)
+        if not index.read_only:
+            index.on_missing = self._revive
+
+    @property
+    def read_only(self) -> bool:
+        """Whether nothing can be written."""
+        return self.index.read_only
+
+    def session(self) -> Session:
+        """A place for temporary files; raises typed errors."""
+        with os_errors("making a temporary directory", writing=True):
+            try:
+                return Session(self.paths.tmp, full=self.full)
+            except FileNotFoundError:
+                self._revive()
+                return Session(self.paths.tmp, full=self.full)
+
+    def _revive(self) -> None:
+        """Make directories and index again after somebody deleted them; entries that are gone are gone.
+
+        Not where the volume itself is gone: a store must not appear below a mount point.
+        """
+        root = self.paths.root
+        own, parent = self._device
+        if _device(root) != own if root.exists() else _device(root.parent) != parent:
+            raise fail("STORE_MISSING", f"the volume of the store at {root} is not there", fix="Mount it again.")
+        with os_errors(f"making the store at {self.paths.root} again", writing=True):
+            if not self.paths.config.exists():
+                self.config = write_config(self.paths.root, self.config)
+            ensure_layout(self.paths)
+            ensure_index(self.paths)
+
+    def close(self) -> None:
+        """Note what was verified, close the index, drop the private copy if there is one."""
+        self.verified.flush()
+        self.index.close()
+        if self._copied is not None:
+            shutil.rmtree(self._copied.parent, ignore_errors=True)
+            self._copied = None
+
+
+def open_store(
+    root: Path,
+    *,
+    create: bool = True,
+    read_only: bool = False,
+    durability: Durability = "normal",
+    lock_timeout: float = DEFAULT_LOCK_TIMEOUT,
+) -> Opened:
+    """Open the store at ``root``; one that cannot be written is opened for reading.
+
+    Raises:
+        StoreError: STORE_MISSING, STORE_NOT_OURS, STORE_UNREADABLE, STORE_READ_ONLY.
+        UnsupportedError: STORE_VERSION_UNSUPPORTED.
+        IntegrityError: STORE_CORRUPT.
+    """
+    paths = Paths(root.expanduser().absolute())
+    config = open_config(paths.root, create=create and not read_only)
+    full = durability == "full"
+    if read_only or not os.access(paths.root, os.W_OK | os.X_OK):
+        return _open_for_reading(paths, config, lock_timeout)
+    with os_errors(f"opening the store at {paths.root}", writing=True):
+        ensure_layout(paths)
+        sweep_sessions(paths.tmp)
+        ensure_index(paths)
+    _check(paths.index, read_only=False)
+    return Opened(paths, config, Index(paths.index, full=full, lock_timeout=lock_timeout), full=full)
+
+
+def ensure_index(paths: Paths) -> None:
+    """Make the index where it is not there, from the manifests if there are any. Raises OSError."""
+    if paths.index.exists():
+        return
+    if any(paths.manifests.glob("*/*.json")):
+        from kvstore.store.rebuild import rebuild_index
+
+        rebuild_index(paths.root)
+        return
+    with Session(paths.tmp) as session:
+        _make(paths.index, session.name())
+
+
+def _device(path: Path) -> int | None:
+    try:
+        return path.stat().st_dev
+    except OSError:
+        return None
+
+
+def _make(index: Path, temporary: Path) -> None:
+    try:
+        make_file(index, temporary)
+    except sqlite3.Error as error:
+        raise database_error(error, index) from error
+
+
+def _open_for_reading(paths: Paths, config: StoreConfig, lock_timeout: float) -> Opened:
+    if not paths.index.exists():
+        raise fail(
+            "STORE_CORRUPT", f"the store at {paths.root} has no index", fix="Open it writable once: it is then rebuilt."
+        )
+    try:
+        _check(paths.index, read_only=True)
+    except KVStoreError as error:
+        if error.code not in ("STORE_UNREADABLE", "STORE_READ_ONLY"):
+            raise
+    else:
+        return Opened(paths, config, Index(paths.index, read_only=True, lock_timeout=lock_timeout))
+    return _open_frozen(paths, config)
+
+
+def _open_frozen(paths: Paths, config: StoreConfig) -> Opened:
+    """Open where not even the shared-memory file of the write-ahead log can be made.
+
+    The log itself must not be passed over, or rows that it holds would be missing; a copy of both can be read.
+    """
+    log = Path(f"{paths.index}-wal")
+    with os_errors(f"reading the index at {paths.index}"):
+        if not log.exists() or not log.stat().st_size:
+            _check(paths.index, read_only=True, immutable=True)
+            return Opened(paths, config, Index(paths.index, read_only=True, immutable=True))
+        copy = readable_copy(paths.index)
+        _check(copy, read_only=True)
+        return Opened(paths, config, Index(copy, read_only=True), copied=copy)
+
+
+def _check(path: Path, *, read_only: bool, immutable: bool = False) -> None:
+    try:
+        with closing(connect(path, read_only=read_only, immutable=immutable)) as connection:
+            check_file(path, connection, read_only=read_only)
+    except sqlite3.Error as error:
+        raise database_error(error, path) from error

@@ -1,0 +1,146 @@
+"""Work spread over the cores, with cancellation, and no exception lost.
+
+One pool of threads per process, as large as the number of usable cores; its threads
+keep their compression contexts between calls. Arguments are made on the calling thread,
+one at a time as room appears, so memory stays bounded and whatever is tied to that
+thread stays on it. A function that runs in the pool must not spread work itself.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections import deque
+from collections.abc import Callable, Generator, Iterable
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from contextlib import closing
+from typing import TypeVar
+
+from kvstore.errors import fail
+
+__all__ = ["Stop", "map_parallel", "run_parallel", "worker_count"]
+
+T = TypeVar("T")
+R = TypeVar("R")
+
+_lock = threading.Lock()
+_pools: dict[int, ThreadPoolExecutor] = {}
+
+
+def worker_count() -> int:
+    """Cores that this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+class Stop:
+    """Tells work to end early: because the caller asked, or because another piece failed."""
+
+    def __init__(self, cancelled: Callable[[], bool] | None = None) -> None:
+        """Ask ``cancelled``, where given, at every checkpoint; it is called from several threads."""
+        self._cancelled = cancelled
+        self._event = threading.Event()
+
+    def set(self) -> None:
+        """End all work at its next checkpoint."""
+        self._event.set()
+
+    def checkpoint(self) -> None:
+        """Raise CancelledError (CANCELLED) if the work is to end."""
+        if self._event.is_set() or (self._cancelled is not None and self._cancelled()):
+            self._event.set()
+            raise fail("CANCELLED", "the operation was stopped")
+
+
+def run_parallel(
+    function: Callable[[T], R], items: Iterable[T], *, stop: Stop | None = None, window: int | None = None
+) -> list[R]:
+    """The results of ``function`` over ``items``, in order. Raises as :func:`map_parallel`."""
+    with closing(map_parallel(function, items, stop=stop, window=window)) as results:
+        return list(results)
+
+
+def map_parallel(
+    function: Callable[[T], R],
+    items: Iterable[T],
+    *,
+    stop: Stop | None = None,
+    window: int | None = None,
+    ordered: bool = True,
+) -> Generator[R, None, None]:
+    """Yield the results of ``function`` over ``items``; close the iterator to end early.
+
+    However it ends, no piece of the work is still running when control is back at the caller.
+
+    Args:
+        stop: Set as soon as one piece fails; the function looks at it between its steps.
+        window: Pieces begun and not yet yielded at any time; a few more than there are workers by default.
+        ordered: Yield in the order of the items, else as they are done.
+
+    Raises:
+        BaseException: what a piece raised first. Errors of others that had already begun are notes on it.
+    """
+    stop = stop or Stop()
+    window = window or worker_count() + 2
+    pending: deque[Future[R]] = deque()
+    try:
+        for item in items:
+            stop.checkpoint()
+            if len(pending) >= window:
+                yield _take(pending, ordered=ordered)
+            pending.append(_submit(stop, function, item))
+        while pending:
+            yield _take(pending, ordered=ordered)
+    except BaseException as error:
+        stop.set()
+        _drain(pending, error)
+        raise
+
+
+def _submit(stop: Stop, function: Callable[[T], R], item: T) -> Future[R]:
+    def work() -> R:
+        stop.checkpoint()
+        return function(item)
+
+    return _pool().submit(work)
+
+
+def _take(pending: deque[Future[R]], *, ordered: bool) -> R:
+    """The next result; a failure anywhere surfaces at once, not when its turn comes."""
+    while True:
+        done = [future for future in pending if future.done()]
+        failed = next((future for future in done if future.exception() is not None), None)
+        chosen = failed or (done[0] if done and not ordered else pending[0] if pending[0].done() else None)
+        if chosen is not None:
+            pending.remove(chosen)
+            return chosen.result()
+        wait([future for future in pending if not future.done()], return_when=FIRST_COMPLETED)
+
+
+def _drain(pending: deque[Future[R]], error: BaseException) -> None:
+    """Cancel what has not begun and wait for the rest."""
+    for future in pending:
+        future.cancel()
+    for future in pending:
+        if future.cancelled():
+            continue
+        other = future.exception()
+        if other is not None and getattr(other, "code", None) != "CANCELLED":
+            error.add_note(f"also failed: {type(other).__name__}: {other}")
+
+
+def _pool() -> ThreadPoolExecutor:
+    """This process's pool; a forked child has no threads and makes its own."""
+    pid = os.getpid()
+    with _lock:
+        pool = _pools.get(pid)
+        if pool is None:
+            _pools.clear()
+            pool = _pools[pid] = ThreadPoolExecutor(worker_count(), thread_name_prefix="kvstore")
+        return pool
+
+
+if hasattr(os, "register_at_fork"):
+    # A child must not inherit the lock in a held state.
+    os.register_at_fork(before=_lock.acquire, after_in_parent=_lock.release, after_in_child=_lock.release)

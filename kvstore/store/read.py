@@ -1,0 +1,180 @@
+"""Reading entries: manifest, token ids, objects, each proved to be what its name says.
+
+Verification ``auto``: the first read of an object file in a store checks its stored
+digest and remembers that with the file's identity (device, inode, size, modification
+time); later reads rest on the frame checksums. ``always`` also decodes the payload and
+checks its digest, every time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Final, Literal
+
+import numpy as np
+
+from kvstore.errors import KVStoreError, fail
+from kvstore.format.digest import Digest, sha256_digest
+from kvstore.format.groups import PayloadRef
+from kvstore.format.manifest import Manifest, check_prefix, parse_manifest
+from kvstore.format.object import ObjectReader, parse_object
+from kvstore.format.prefix import TokenIds
+from kvstore.limits import MAX_MANIFEST_BYTES
+from kvstore.store.damage import flag_entry, mark_missing, quarantine
+from kvstore.store.locations import Location, find_locations, locations_of_entry
+from kvstore.store.objects import StoredObject
+from kvstore.store.opening import Opened
+from kvstore.store.schema import QUARANTINED, entries
+
+__all__ = ["Verification", "open_object", "read_manifest", "read_token_ids"]
+
+Verification = Literal["auto", "always"]
+
+_DECODE_CODES: Final = frozenset({"ZSTD_CORRUPT", "ZSTD_TRUNCATED", "PAYLOAD_DIGEST_MISMATCH"})
+
+
+def read_manifest(opened: Opened, entry_id: Digest) -> Manifest:
+    """The manifest of an entry, its bytes proved to have the entry id as digest.
+
+    Also remembers where the entry's objects lie, so that opening them costs no query each.
+
+    Raises:
+        NotFoundError: NOT_FOUND.
+        IntegrityError: MANIFEST_DIGEST_MISMATCH, or OBJECT_MISSING where the file is gone.
+        InvalidError, UnsupportedError: of the document.
+    """
+    data = opened.manifests.read(entry_id, MAX_MANIFEST_BYTES)
+    with opened.index.read() as connection:
+        row = connection.execute(entries.select().where(entries.c.entry_id == entry_id)).first()
+        if row is None:
+            raise fail("NOT_FOUND", f"there is no entry {entry_id}")
+        opened.locations.put(row.namespace, locations_of_entry(connection, entry_id))
+    if data is None:
+        flag_entry(opened, entry_id)
+        raise fail("OBJECT_MISSING", f"the manifest of entry {entry_id} is not there", fix="Put the cache again.")
+    found = sha256_digest(data)
+    if found != entry_id:
+        flag_entry(opened, entry_id)
+        raise fail(
+            "MANIFEST_DIGEST_MISMATCH", "the digest of a manifest", expected=entry_id, found=found,
+            fix="Put the cache again, or remove the entry.",
+        )  # fmt: skip
+    return parse_manifest(data)
+
+
+def read_token_ids(opened: Opened, manifest: Manifest, *, verification: Verification = "auto") -> TokenIds:
+    """The entry's token ids, proved to be those of its prefix digest.
+
+    Raises:
+        IntegrityError: of the object.
+        InvalidError: PREFIX_CHAIN_MISMATCH.
+    """
+    ids = np.empty(manifest.token_count, np.dtype("<u4"))
+    with open_object(opened, manifest.prefix.token_ids, manifest.namespace, verification=verification) as reader:
+        reader.decode_into({"token_ids": ids})
+    check_prefix(manifest, ids)
+    return ids
+
+
+@contextmanager
+def open_object(
+    opened: Opened, ref: PayloadRef, namespace: str, *, verification: Verification = "auto"
+) -> Iterator[ObjectReader]:
+    """Open an object for decoding; its bytes are released at the end, so keep no view of them.
+
+    Raises:
+        IntegrityError: OBJECT_MISSING, QUARANTINED, STORED_SIZE_MISMATCH, STORED_DIGEST_MISMATCH,
+            PAYLOAD_DIGEST_MISMATCH, OBJECT_NAME_MISMATCH.
+        InvalidError, UnsupportedError: of the object's header and frames.
+        StoreError: STORE_UNREADABLE.
+    """
+    location, stored = _find(opened, ref, namespace)
+    try:
+        _check_stored(opened, namespace, location, stored)
+        try:
+            reader = parse_object(stored.data, digest=ref.digest, size=ref.size, namespace=namespace)
+            if verification == "always":
+                reader.verify_payload()
+            yield reader
+        except KVStoreError as error:
+            _prove(opened, namespace, location, stored, error)
+            raise
+    finally:
+        stored.close()
+
+
+def _find(opened: Opened, ref: PayloadRef, namespace: str) -> tuple[Location, StoredObject]:
+    """The object's row and its file.
+
+    A file that is not there is asked for twice: between the row and the file a put may have
+    replaced the object by another encoding, or a collection removed it.
+    """
+    location = opened.locations.get(namespace, ref.digest)
+    stored = None if location is None else opened.objects.open(location.name)
+    if location is None or stored is None:
+        location = _ask(opened, ref, namespace)
+        stored = opened.objects.open(location.name)
+        if stored is None:
+            location = _ask(opened, ref, namespace)
+            stored = opened.objects.open(location.name)
+    if stored is None:
+        mark_missing(opened, namespace, location.name)
+        raise _missing(ref, namespace, "its file is gone")
+    return location, stored
+
+
+def _ask(opened: Opened, ref: PayloadRef, namespace: str) -> Location:
+    with opened.index.read() as connection:
+        location = find_locations(connection, namespace, [ref.digest]).get(ref.digest)
+    if location is None:
+        raise _missing(ref, namespace, "the index does not know it")
+    if location.state == QUARANTINED:
+        raise fail(
+            "QUARANTINED", f"payload {ref.digest} was proved wrong before", fix="Put the cache again.",
+            payload=ref.digest, namespace=namespace,
+        )  # fmt: skip
+    opened.locations.put(namespace, [location])
+    return location
+
+
+def _missing(ref: PayloadRef, namespace: str, why: str) -> KVStoreError:
+    return fail(
+        "OBJECT_MISSING", f"payload {ref.digest} is not there: {why}", fix="Put the cache again.",
+        payload=ref.digest, namespace=namespace,
+    )  # fmt: skip
+
+
+def _check_stored(opened: Opened, namespace: str, location: Location, stored: StoredObject) -> None:
+    """Size always; the digest unless this very file passed before."""
+    if len(stored.data) != location.stored_size:
+        error = fail(
+            "STORED_SIZE_MISMATCH", f"the size of {location.name.path}", expected=location.stored_size,
+            found=len(stored.data), fix="Put the cache again.",
+        )  # fmt: skip
+        quarantine(opened, namespace, location.name, stored.identity, error)
+        raise error
+    if location.verified == stored.identity or opened.verified.knows(location.key, stored.identity):
+        return
+    _check_digest(opened, namespace, location, stored)
+    opened.verified.note(location.key, stored.identity)
+
+
+def _check_digest(opened: Opened, namespace: str, location: Location, stored: StoredObject) -> None:
+    found = sha256_digest(stored.data)
+    if found != location.name.stored:
+        error = fail(
+            "STORED_DIGEST_MISMATCH", f"the digest of {location.name.path}", expected=location.name.stored, found=found,
+            fix="Put the cache again.",
+        )  # fmt: skip
+        quarantine(opened, namespace, location.name, stored.identity, error)
+        raise error
+
+
+def _prove(opened: Opened, namespace: str, location: Location, stored: StoredObject, error: KVStoreError) -> None:
+    """After a failed decode: is the file wrong, or was it written so? Only the first is damage of the store."""
+    if error.code not in _DECODE_CODES:
+        return
+    _check_digest(opened, namespace, location, stored)
+    if error.code == "PAYLOAD_DIGEST_MISMATCH":
+        quarantine(opened, namespace, location.name, stored.identity, error)

@@ -1,0 +1,163 @@
+"""The SQLite file of an index: how it is made, what proves that it is ours, its connections."""
+
+from __future__ import annotations
+
+import shutil
+import sqlite3
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Final
+from urllib.parse import quote
+
+from sqlalchemy.dialects import sqlite
+from sqlalchemy.schema import CreateIndex, CreateTable
+
+from kvstore.errors import fail
+from kvstore.store.fs import publish_new, sync_dir
+from kvstore.store.schema import METADATA
+
+__all__ = ["APPLICATION_ID", "SCHEMA_VERSION", "check_file", "connect", "make_file", "readable_copy"]
+
+APPLICATION_ID: Final = 0x4B565354
+"""``KVST`` in SQLite's header field for the application."""
+_PAGE_SIZE: Final = 8192
+_WAL_LIMIT: Final = 64 * 2**20
+
+
+MIGRATIONS: Final[tuple[Callable[[sqlite3.Connection], None], ...]] = ()
+"""Step ``n`` brings a file from ``user_version`` n + 1 to n + 2; the version moves in the same transaction."""
+
+SCHEMA_VERSION: Final = len(MIGRATIONS) + 1
+
+
+def connect(
+    path: Path, *, read_only: bool = False, immutable: bool = False, timeout: float = 1.0, full: bool = False
+) -> sqlite3.Connection:
+    """A connection with every pragma set; never creates the file.
+
+    Args:
+        immutable: Nothing can change the file and nothing can be made beside it (read-only medium).
+        timeout: Seconds that SQLite itself waits for a lock.
+        full: On macOS flush the drive's own cache with every commit.
+    """
+    mode = "ro&immutable=1" if immutable else "ro" if read_only else "rw"
+    uri = f"file:{quote(str(path.absolute()))}?mode={mode}"
+    connection = sqlite3.connect(uri, uri=True, check_same_thread=False, isolation_level=None, timeout=timeout)
+    try:
+        _configure(connection, full=full)
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
+def _configure(connection: sqlite3.Connection, *, full: bool) -> None:
+    legacy = getattr(sqlite3, "LEGACY_TRANSACTION_CONTROL", None)
+    if legacy is not None:
+        # Python 3.12 and later: transactions are begun and ended by us alone.
+        connection.autocommit = legacy  # type: ignore[attr-defined, unused-ignore]
+    for pragma in (
+        "synchronous=FULL", "foreign_keys=ON", "trusted_schema=OFF", "secure_delete=ON", "cell_size_check=ON",
+        f"journal_size_limit={_WAL_LIMIT}", f"fullfsync={full:d}", f"checkpoint_fullfsync={full:d}",
+    ):  # fmt: skip
+        connection.execute(f"PRAGMA {pragma}")
+
+
+def make_file(path: Path, temporary: Path) -> None:
+    """Make an empty index at ``path``, unless another process was first.
+
+    It is made whole under a name of its own and then linked into place, so that nobody ever sees
+    half of one and no two processes race to switch it to WAL.
+
+    Raises:
+        OSError, sqlite3.Error: as they come.
+    """
+    temporary.touch(0o600, exist_ok=False)
+    connection = connect(temporary)
+    try:
+        connection.execute(f"PRAGMA page_size={_PAGE_SIZE}")
+        connection.execute("PRAGMA journal_mode=WAL")
+        connection.execute(f"PRAGMA application_id={APPLICATION_ID}")
+        connection.execute("BEGIN IMMEDIATE")
+        for statement in _definitions():
+            connection.execute(statement)
+        connection.execute(f"PRAGMA user_version={SCHEMA_VERSION}")
+        connection.execute("COMMIT")
+    finally:
+        connection.close()
+    publish_new(temporary, path)
+    sync_dir(path.parent)
+
+
+def check_file(path: Path, connection: sqlite3.Connection, *, read_only: bool) -> None:
+    """Prove that an open file is an index of a version that we know; bring an older one up to date.
+
+    Raises:
+        StoreError: STORE_NOT_OURS for another program's database.
+        IntegrityError: STORE_CORRUPT for an empty file.
+        UnsupportedError: STORE_VERSION_UNSUPPORTED.
+    """
+    application, version = _number(connection, "application_id"), _number(connection, "user_version")
+    if application != APPLICATION_ID:
+        if not application and not version and not _number(connection, "schema_version"):
+            raise fail(
+                "STORE_CORRUPT", f"{path} is empty", fix="Rebuild the index from the files: kvstore repair --reindex."
+            )
+        raise fail(
+            "STORE_NOT_OURS", f"{path} is another program's database", expected=f"application id {APPLICATION_ID:#x}",
+            found=f"{application:#x}", fix="Name a store, or a new directory.",
+        )  # fmt: skip
+    if version > SCHEMA_VERSION:
+        raise fail(
+            "STORE_VERSION_UNSUPPORTED", f"{path} was written by a newer release", expected=SCHEMA_VERSION,
+            found=version, fix="Upgrade kvstore.",
+        )  # fmt: skip
+    if version < SCHEMA_VERSION:
+        if read_only:
+            raise fail(
+                "STORE_READ_ONLY", f"{path} is of an older release and cannot be brought up to date",
+                expected=SCHEMA_VERSION, found=version, fix="Open the store writable once.",
+            )  # fmt: skip
+        _migrate(connection)
+
+
+def readable_copy(path: Path) -> Path:
+    """A private copy of an index whose write-ahead log cannot be read in place, as on a read-only medium."""
+    folder = Path(tempfile.mkdtemp(prefix="kvstore-index-"))
+    for suffix in ("", "-wal"):
+        source = Path(f"{path}{suffix}")
+        if source.exists():
+            shutil.copyfile(source, folder / source.name)
+    return folder / path.name
+
+
+def _definitions() -> Iterator[str]:
+    """The statements that make every table and index."""
+    # The prefix tree adds its tables to METADATA when it is imported.
+    import kvstore.store.nodes  # noqa: F401
+
+    dialect = sqlite.dialect()
+    for table in METADATA.sorted_tables:
+        yield str(CreateTable(table).compile(dialect=dialect))
+        for index in sorted(table.indexes, key=lambda index: str(index.name)):
+            yield str(CreateIndex(index).compile(dialect=dialect))
+
+
+def _migrate(connection: sqlite3.Connection) -> None:
+    """Run the steps that are missing, each in a transaction with its version."""
+    while True:
+        connection.execute("BEGIN IMMEDIATE")
+        # Read again under the lock: another process may have been faster.
+        version = _number(connection, "user_version")
+        if version >= SCHEMA_VERSION:
+            connection.execute("ROLLBACK")
+            return
+        MIGRATIONS[version - 1](connection)
+        connection.execute(f"PRAGMA user_version={version + 1}")
+        connection.execute("COMMIT")
+
+
+def _number(connection: sqlite3.Connection, pragma: str) -> int:
+    (value,) = connection.execute(f"PRAGMA {pragma}").fetchone()
+    return int(value)
