@@ -22,7 +22,9 @@ from kvstore.format.layers import LayerRecord, leaves
 from kvstore.format.manifest import Manifest
 from kvstore.format.model import ModelRecord, TokenizerRecord
 
-__all__ = ["Mismatch", "Policy", "Wanted", "mismatches", "require_compatible", "signature", "signature_digest"]
+__all__ = [
+    "Mismatch", "Policy", "Signature", "Wanted", "mismatches", "require_compatible", "signature", "signature_digest",
+]  # fmt: skip
 
 Policy = Literal["strict", "tokens"]
 """``strict``: tokenizer and chat template must match. ``tokens``: the template may differ."""

@@ -20,7 +20,7 @@ from kvstore.format.json import Json
 from kvstore.format.tensors import parse_dtype
 from kvstore.limits import MAX_DIM, MAX_LAYERS, MAX_RANK, MAX_SLOTS, MAX_TOKENS
 
-__all__ = ["KINDS", "Kind", "LayerRecord", "Role", "Span", "TensorRecord", "leaves", "parse_layers"]
+__all__ = ["KINDS", "Kind", "LayerRecord", "Role", "Scalar", "Span", "TensorRecord", "leaves", "parse_layers"]
 
 Scalar = int | str | tuple[int, ...] | None
 SpanKind = Literal["tokens", "rows", "state"]

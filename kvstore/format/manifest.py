@@ -27,8 +27,8 @@ from kvstore.format.tensors import TensorSpec, payload_size
 from kvstore.limits import MAX_MANIFEST_BYTES, MAX_NAME_CHARS, MAX_TOKENS
 
 __all__ = [
-    "MANIFEST_MEDIA_TYPE", "PROFILES", "Manifest", "MethodRecord", "PrefixRecord", "check_prefix", "parse_manifest",
-    "token_spec",
+    "MANIFEST_MEDIA_TYPE", "PROFILES", "Manifest", "MethodRecord", "PrefixRecord", "check_manifest", "check_prefix",
+    "parse_manifest", "token_spec",
 ]  # fmt: skip
 
 MANIFEST_MEDIA_TYPE: Final = "application/vnd.kvstore.manifest.v1+json"
