@@ -14,7 +14,7 @@ payload alone.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -78,15 +78,20 @@ def _choose(dtype: str, arrays: list[Array]) -> Plan:
     """The plan that leaves the least of a sample of these arrays, which are of one shape."""
     grid = Grid.of(arrays[0].shape, _SAMPLE_ELEMENTS)
     box = grid.box(grid.count // 2)
-    best, best_size = RAW, len(arrays) * box.size * arrays[0].itemsize * _WORTH
-    for kind in _candidates(dtype, arrays[0].itemsize):
-        codings, size = _try_entropy(arrays, box, kind)
-        if kind.channel_major:
-            size /= _WORTH
+    samples = np.empty((len(arrays), *box.shape), arrays[0].dtype)
+    for sample, array in zip(samples, arrays, strict=True):
+        read_box(array, box, sample)
+    kinds = tuple(_candidates(dtype, samples.itemsize))
+    raw = len(arrays) * box.size
+    best, best_size = RAW, raw * samples.itemsize * _WORTH
+    for kind, planes in zip(kinds, _try_entropy(samples, kinds), strict=True):
+        size = sum(planes) / (_WORTH if kind.channel_major else 1)
         if size < best_size:
+            codings: tuple[Coding, ...] = tuple("entropy" if plane < raw * _WORTH else "raw" for plane in planes)
             best, best_size = Plan(kind, codings), size
-    if dtype not in _FLOATS and sum(_try(array, box, Plan(NONE, _REPEATS)) for array in arrays) < best_size:
-        best = Plan(NONE, _REPEATS)
+    if dtype not in _FLOATS:
+        repeats = compress_planes(samples.view(np.uint8).reshape(len(arrays), 1, -1), _REPEATS)
+        best = Plan(NONE, _REPEATS) if sum(map(len, repeats)) < best_size else best
     return best
 
 
@@ -98,16 +103,17 @@ def _candidates(dtype: str, itemsize: int) -> Iterator[Filter]:
         yield FILTERS["exponent-planes+channel-major"]
 
 
-def _try_entropy(arrays: list[Array], box: Box, kind: Filter) -> tuple[tuple[Coding, ...], float]:
-    """Codings and size, with the planes that do not shrink left raw."""
-    width = kind.plane_count(arrays[0].itemsize)
-    planes = np.empty((len(arrays), width, box.size), np.uint8)
-    for tried, array in zip(planes, arrays, strict=True):
-        tried[:] = _filtered(array, box, kind)[0]
-    frames = compress_planes(planes, _ENTROPY * width)
-    sizes = [sum(map(len, frames[plane::width])) for plane in range(width)]
-    raw = len(arrays) * box.size
-    return tuple("entropy" if size < raw * _WORTH else "raw" for size in sizes), float(sum(sizes))
+def _try_entropy(samples: Array, kinds: Sequence[Filter]) -> list[list[int]]:
+    """For each filter the compressed size of each plane, over all samples; one call into zstd."""
+    count, size = len(samples), samples[0].size
+    width = kinds[0].plane_count(samples.itemsize)
+    planes = np.empty((len(kinds), count, width, size), np.uint8)
+    for tried, kind in zip(planes, kinds, strict=True):
+        stored = samples.swapaxes(-1, -2) if kind.channel_major else samples
+        tried[:] = split_planes(stored.reshape(count, size, copy=True), kind)
+    frames = compress_planes(planes.reshape(-1, width, size), _ENTROPY * width)
+    sizes = np.array([len(frame) for frame in frames]).reshape(len(kinds), count, width).sum(axis=1)
+    return [list(map(int, row)) for row in sizes]
 
 
 def _try(array: Array, box: Box, plan: Plan) -> int:
