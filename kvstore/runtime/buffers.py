@@ -19,7 +19,7 @@ import numpy as np
 from kvstore.format.groups import Segment
 from kvstore.format.layers import LayerRecord, leaves
 from kvstore.format.tensors import DTYPE_SIZES, UintArray, uint_dtype
-from kvstore.runtime.cut import Cut, cut_layer
+from kvstore.runtime.cut import Cut, cut_layer, cut_layers
 from kvstore.runtime.kinds import objects, place
 from kvstore.runtime.kinds import restore as restore_layers
 from kvstore.runtime.kinds_kv import CUT_MARK
@@ -149,7 +149,7 @@ class Buffers:
             arrays.setdefault(need.path, {})[need.role] = _as(array, need.dtype)
         mx.eval([array for roles in arrays.values() for array in roles.values()])
         cuts = {path: cut_layer(layer, tokens) for path, layer in leaves(tuple(layers))}
-        caches = restore_layers(_cut_tree(layers, tokens), arrays, templates)
+        caches = restore_layers(cut_layers(layers, tokens), arrays, templates)
         for path, cache in objects(caches):
             if cuts[path].hole:
                 setattr(cache, CUT_MARK, tokens)
@@ -160,12 +160,3 @@ def _as(array: mx.array, dtype: str) -> mx.array:
     """The array's bits as ``dtype``; shares the memory."""
     wanted = DTYPES[dtype]
     return array if array.dtype == wanted else array.view(wanted)
-
-
-def _cut_tree(layers: Sequence[LayerRecord], tokens: int) -> list[LayerRecord]:
-    return [
-        LayerRecord("list", layer.scalars, layer.tensors, tuple(_cut_tree(layer.children, tokens)))
-        if layer.kind == "list"
-        else cut_layer(layer, tokens).record
-        for layer in layers
-    ]

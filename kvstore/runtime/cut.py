@@ -6,6 +6,7 @@ record then says, and which stored rows are still needed, is decided here.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 
@@ -13,7 +14,7 @@ from kvstore.errors import fail
 from kvstore.format.layers import LayerRecord, Scalar
 from kvstore.format.manifest import Manifest
 
-__all__ = ["Cut", "cut_layer", "require_cut"]
+__all__ = ["Cut", "cut_layer", "cut_layers", "require_cut"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +68,16 @@ def cut_layer(layer: LayerRecord, tokens: int) -> Cut:
         scalars["ring_index"] = rows
     record = _with(layer, scalars, rows)
     return Cut(record, record, rows)
+
+
+def cut_layers(layers: Sequence[LayerRecord], tokens: int) -> tuple[LayerRecord, ...]:
+    """All layers at ``tokens``, lists included."""
+    return tuple(
+        replace(layer, children=cut_layers(layer.children, tokens))
+        if layer.kind == "list"
+        else cut_layer(layer, tokens).record
+        for layer in layers
+    )
 
 
 def _with(layer: LayerRecord, scalars: dict[str, Scalar], rows: int) -> LayerRecord:

@@ -1,0 +1,253 @@
+"""``kvstore.Store``: live caches in, live caches out; what people use.
+
+Bytes, manifests and receipts are the business of :class:`kvstore.store.EntryStore`,
+which needs no MLX and is at hand as :attr:`Store.entries`.
+"""
+
+from __future__ import annotations
+
+import os
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from kvstore.errors import KVStoreError, fail
+from kvstore.format.compat import Policy, signature_digest
+from kvstore.format.digest import Digest
+from kvstore.format.json import Json
+from kvstore.format.layers import LayerRecord
+from kvstore.format.manifest import MethodRecord
+from kvstore.format.object import Codec
+from kvstore.format.prefix import DEFAULT_NAMESPACE, MediaItem, TokenIds, as_token_ids
+from kvstore.format.receipt import Receipt
+from kvstore.runtime.binding import BoundModel, identity_of, require_bound
+from kvstore.runtime.capture import capture
+from kvstore.runtime.device import device_facts, library_versions
+from kvstore.runtime.evidence import load_receipt
+from kvstore.runtime.fit import require_fit
+from kvstore.runtime.identity import ModelIdentity
+from kvstore.runtime.kinds import describe
+from kvstore.runtime.materialize import fill, plan_restore
+from kvstore.runtime.probe import CacheOptions, Probe, probe, probe_folder
+from kvstore.runtime.results import Details, Hit, Restored
+from kvstore.store.entries import EntryInfo
+from kvstore.store.entry_store import EntryStore
+from kvstore.store.match import Found
+from kvstore.store.read import Verification
+from kvstore.store.remove import Removed
+
+__all__ = ["Store"]
+
+Progress = Callable[[int, int], None]
+"""Called with payload bytes done and in all, on the calling thread."""
+_NAME_NOTE = "model."
+"""Annotations that begin so are names of the model: shown in refusals, compared never."""
+
+
+class Store:
+    """A store of KV caches. Make one with :meth:`open`; may be shared between threads."""
+
+    def __init__(self, entries: EntryStore) -> None:
+        """Put live caches into ``entries``, and take them out."""
+        self.entries = entries
+        self._probes: dict[tuple[int, CacheOptions], tuple[weakref.ref[Any], Probe]] = {}
+
+    @classmethod
+    def open(cls, path: str | os.PathLike[str] | None = None, *, create: bool = True, read_only: bool = False) -> Store:
+        """Open the store in a directory, by default the user's own.
+
+        Raises:
+            StoreError, UnsupportedError, IntegrityError: STORE_* codes.
+        """
+        return cls(EntryStore.open(None if path is None else Path(path), create=create, read_only=read_only))
+
+    def close(self) -> None:
+        """Release the index."""
+        self.entries.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.close()
+
+    def put(
+        self, cache: Sequence[Any], *, token_ids: Sequence[int] | TokenIds, model: BoundModel | ModelIdentity,
+        namespace: str = DEFAULT_NAMESPACE, label: str | None = None, annotations: Mapping[str, Json] | None = None,
+        codec: Codec = "small", method: MethodRecord | None = None, media: Sequence[MediaItem] = (),
+        progress: Progress | None = None, cancelled: Callable[[], bool] | None = None,
+    ) -> Receipt:  # fmt: skip
+        """Store a cache; when this returns, it survives a power cut. The same cache again writes nothing.
+
+        Leave the cache alone meanwhile: its arrays are read where they are.
+
+        Args:
+            cache: The model's caches, evaluated or not.
+            token_ids: The tokens that the cache is the state of, all of them and no more.
+            model: What made the cache.
+            label: A name for the entry; one that another entry had moves here.
+            annotations: Facts about the entry, by name.
+            codec: ``small`` or ``fast``; no part of the entry's identity.
+            method: The lossy method that made the state, if one did.
+            media: Images and the like within the prefix.
+            cancelled: Asked between steps, from several threads.
+
+        Returns:
+            The write receipt; its subject is the entry id.
+
+        Raises:
+            InvalidError: CACHE_EMPTY, CACHE_INCONSISTENT, CACHE_BATCHED, TOKEN_ID_RANGE.
+            UnsupportedError: CACHE_CLASS_UNKNOWN, DTYPE_UNSUPPORTED.
+            IncompatibleError: MODEL_UNBOUND, BINDING_MISMATCH.
+            StoreError, SpaceError, BusyError, CancelledError: from the store.
+        """
+        identity = identity_of(model)
+        made = self._layers_of(model)
+        if made is not None:
+            require_fit(describe(cache), made)
+        captured = capture(
+            cache, token_ids, identity, namespace=namespace, method=method, media=media, cancelled=cancelled
+        )
+        names = {_NAME_NOTE + name: text for name, text in identity.names.items()}
+        return self.entries.publish(
+            captured.manifest, captured.source, token_ids=captured.token_ids, codec=codec, label=label,
+            annotations={**names, **(annotations or {})}, libraries=library_versions(),
+            device=device_facts() if isinstance(model, BoundModel) else None, progress=progress, cancelled=cancelled,
+        ).receipt  # fmt: skip
+
+    def match(
+        self, token_ids: Sequence[int] | TokenIds, *, model: BoundModel | ModelIdentity,
+        options: CacheOptions | None = None, namespace: str = DEFAULT_NAMESPACE, method: str | None = None,
+        media: Sequence[MediaItem] = (),
+    ) -> Hit:  # fmt: skip
+        """Find the entry that restores the most of these ids; no payload is read.
+
+        The last id is never part of a match: a model needs one token to evaluate.
+
+        Args:
+            options: How the receiving caches shall be shaped; entries of another shape do not match.
+            method: Lossy method whose entries are acceptable beside lossless ones.
+
+        Raises:
+            InvalidError: TOKEN_ID_RANGE.
+            IncompatibleError: MODEL_UNBOUND, BINDING_MISMATCH.
+        """
+        identity, chosen, ids = identity_of(model), options or CacheOptions(), as_token_ids(token_ids)
+        probed = self._probe(model, chosen)
+
+        def ask(made_by: str | None) -> Found:
+            return self.entries.match(
+                identity.digest, namespace, ids, signature=signature_digest(probed.signature, made_by), method=made_by,
+                media=tuple(media),
+            )  # fmt: skip
+
+        found = ask(None)
+        if method is not None:
+            found = max(found, ask(method), key=lambda f: f.token_count)
+        return Hit(
+            found.entry_id, found.token_count, found.common_tokens, tuple(found.reasons), namespace, chosen, method
+        )
+
+    def load(
+        self, wanted: Hit | str, *, into: BoundModel, policy: Policy = "strict", options: CacheOptions | None = None,
+        namespace: str | None = None, method: str | None = None, verification: Verification = "auto",
+        progress: Progress | None = None, cancelled: Callable[[], bool] | None = None, budget: int | None = None,
+    ) -> Restored:  # fmt: skip
+        """Restore caches for a model, all or nothing, on the thread that will use them.
+
+        Args:
+            wanted: A hit, which is restored at its token count; or an entry's id, prefix of an id, or label, which is
+                restored whole.
+            into: The receiving model.
+            policy: ``strict``, or ``tokens`` where the chat template may differ.
+            options, namespace, method: As for :meth:`match`; a hit brings its own.
+            verification: ``auto``, or ``always`` to check the digest of every payload too.
+            cancelled: Asked between steps, from several threads.
+            budget: Bytes that the caches may take; by default what the device has free.
+
+        Raises:
+            NotFoundError: NO_PREFIX for a miss, NOT_FOUND.
+            IncompatibleError: the entry is of another model, or cannot be restored there; before anything is read.
+            SpaceError: DEVICE_BUFFER_TOO_LARGE, DEVICE_MEMORY_SHORT; likewise.
+            IntegrityError: bytes are missing or damaged.
+            CancelledError: CANCELLED.
+        """
+        bound = require_bound(into)
+        hit = self._hit(wanted, options, namespace, method)
+        entry_id = hit.entry_id
+        if entry_id is None:
+            raise _miss(hit)
+        manifest = self.entries.manifest(entry_id)
+        tokens = hit.token_count or manifest.token_count
+        plan = plan_restore(
+            manifest, tokens, bound, options=hit.options, namespace=hit.namespace, policy=policy, method=hit.method,
+            names=self._names(entry_id), probed=self._probe(bound, hit.options or CacheOptions()), budget=budget,
+        )  # fmt: skip
+        filled = fill(self.entries, plan, verification=verification, progress=progress, cancelled=cancelled)
+        self.entries.touch(entry_id)
+        return Restored(filled.cache, tokens, load_receipt(plan, filled, verification=verification))
+
+    def list(self, *, namespace: str | None = None, limit: int | None = None) -> list[EntryInfo]:
+        """Entries, the one put or used last first."""
+        return self.entries.entries(namespace=namespace, limit=limit)
+
+    def show(self, ref: str) -> Details:
+        """One entry with its manifest and receipts. Raises NOT_FOUND, REF_AMBIGUOUS."""
+        entry_id = self.entries.resolve(ref)
+        return Details(
+            self.entries.info(entry_id), self.entries.manifest(entry_id), tuple(self.entries.receipts(entry_id))
+        )
+
+    def remove(self, *refs: str) -> Removed:
+        """Remove entries, and the objects that no other entry needs. Raises NOT_FOUND, REF_AMBIGUOUS."""
+        return self.entries.remove([self.entries.resolve(ref) for ref in refs])
+
+    def label(self, name: str, ref: str) -> None:
+        """Let a label mean an entry. Raises LABEL_INVALID, NOT_FOUND, REF_AMBIGUOUS."""
+        self.entries.set_label(name, self.entries.resolve(ref))
+
+    def labels(self) -> Mapping[str, Digest]:
+        """All labels, with the entries that they mean."""
+        return self.entries.labels()
+
+    def _hit(self, wanted: Hit | str, options: CacheOptions | None, namespace: str | None, method: str | None) -> Hit:
+        """What to restore: a hit with whatever the caller says otherwise, or a reference as a hit on a whole entry."""
+        hit = wanted if isinstance(wanted, Hit) else Hit(self.entries.resolve(wanted), 0, 0, ())
+        return replace(
+            hit, namespace=namespace or hit.namespace, options=options or hit.options or CacheOptions(),
+            method=method or hit.method,
+        )  # fmt: skip
+
+    def _names(self, entry_id: Digest) -> dict[str, Json]:
+        """The names of the model that an entry was made with."""
+        notes = self.entries.info(entry_id).annotations
+        return {name.removeprefix(_NAME_NOTE): text for name, text in notes.items() if name.startswith(_NAME_NOTE)}
+
+    def _probe(self, model: BoundModel | ModelIdentity, options: CacheOptions) -> Probe:
+        """The model's probe, remembered while the model lives."""
+        known = self._probes.get((id(model), options))
+        if known is not None and known[0]() is model:
+            return known[1]
+        made = probe(model, options) if isinstance(model, BoundModel) else probe_folder(model.path, options)
+        self._probes = {key: item for key, item in self._probes.items() if item[0]() is not None}
+        self._probes[id(model), options] = (weakref.ref(model), made)
+        return made
+
+    def _layers_of(self, model: BoundModel | ModelIdentity) -> tuple[LayerRecord, ...] | None:
+        """What the model's own caches look like, or None where a bare identity's folder cannot say."""
+        try:
+            return self._probe(model, CacheOptions()).layers
+        except KVStoreError:
+            if isinstance(model, BoundModel):
+                raise
+            return None
+
+
+def _miss(hit: Hit) -> KVStoreError:
+    return fail(
+        "NO_PREFIX", "nothing that is stored begins these token ids", fix="Prefill the model, and put the cache.",
+        reasons=[reason.to_json() for reason in hit.reasons],
+    )  # fmt: skip
