@@ -1,12 +1,12 @@
 """Which filter a tensor gets: the smallest on a sample, with a bound on the work.
 
 Tensors of one dtype and shape whose names differ in digits only are a *family*: the keys
-of all layers, say. Each filter is tried on at most 4,096 elements of each of three tensors
-of a family. First-layer values depend on their token alone, so that rows repeat where
+of all layers, say. Each filter is tried on at most 4,096 elements of each of two tensors of
+a family. First-layer values depend on their token alone, so that rows repeat where
 tokens do. So the first four tensors of a family are asked whether rows begin alike, and
 only where they do are repeats tried as well, on at most 16,384 elements.
 
-Choosing thus costs at most fifteen compressions of the smaller sample and twelve of the
+Choosing thus costs at most ten compressions of the smaller sample and twelve of the
 larger one for a family, however many tensors it has. The choice is a function of the
 payload alone.
 """
@@ -64,7 +64,7 @@ def choose_plans(payload: Payload) -> list[Plan]:
     for (dtype, _, _), members in families.items():
         if payload.specs[members[0]].nbytes == 0:
             continue
-        sampled = sorted({members[len(members) * quarter // 4] for quarter in (1, 2, 3)})
+        sampled = sorted({members[len(members) * quarter // 4] for quarter in (1, 3)})
         common = _choose(dtype, [payload.arrays[at] for at in sampled])
         for at in members:
             plans[at] = common
