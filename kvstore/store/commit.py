@@ -22,6 +22,7 @@ from kvstore.store.clock import now_micros
 from kvstore.store.damage import heal_entries
 from kvstore.store.documents import Documents
 from kvstore.store.entries import annotate_entry, label_entry
+from kvstore.store.fs import os_errors
 from kvstore.store.locations import Location, batches, find_locations
 from kvstore.store.objects import ObjectName, Staged
 from kvstore.store.opening import Opened
@@ -54,7 +55,7 @@ class _Choice:
 
 
 class _Moves:
-    """Files that were moved to names where there was nothing, to be taken back if the rows do not follow."""
+    """Files that were moved to their names, to be taken back if the rows do not follow."""
 
     def __init__(self, opened: Opened) -> None:
         self._opened = opened
@@ -65,20 +66,35 @@ class _Moves:
         self._opened.objects.publish(staged)
         self._objects.append(staged.name)
 
-    def document(self, documents: Documents, path: Path, digest: Digest) -> None:
-        new = not documents.path(digest).exists()
+    def document(self, documents: Documents, path: Path, digest: Digest, data: bytes) -> None:
+        """Publish a document, unless it is there: a file that a row may refer to is never written again."""
+        found = documents.read(digest, len(data))
+        if found == data:
+            return
         documents.publish(path, digest)
-        if new:
+        if found is None:
             self._documents.append((documents, digest))
 
-    def flush_objects(self) -> None:
-        self._opened.objects.flush(self._objects)
+    def flush(self) -> None:
+        folders = self._opened.objects.folders(self._objects)
+        for documents, digest in self._documents:
+            folders |= documents.folders(digest)
+        self._opened.sync(folders)
 
     def take_back(self) -> None:
         for name in self._objects:
             self._opened.objects.remove(name)
         for documents, digest in self._documents:
             documents.remove(digest)
+
+
+@dataclass(frozen=True, slots=True)
+class _Drafts:
+    """Manifest and receipt as temporary files, flushed together with the objects."""
+
+    manifest: Path
+    receipt: Receipt
+    receipt_path: Path
 
 
 def is_intact(opened: Opened, location: Location | None) -> bool:
@@ -100,20 +116,35 @@ def commit(
     Returns:
         What was done, or None where a payload that was there has gone: stage it and call again.
     """
-    manifest = opened.manifests.stage(session, put.entry_id, put.manifest.data)
+    drafts = _draft(opened, session, put, len(staged), sum(item.size for item in staged.values()))
     moves = _Moves(opened)
     with opened.index.write(checkpoint) as connection:
         try:
             choice = _choose(opened, connection, put, staged)
             if choice is None:
                 return None
-            _move(opened, choice, moves)
-            moves.document(opened.manifests, manifest, put.entry_id)
-            opened.manifests.flush([put.entry_id])
-            return _record(opened, connection, session, put, choice, moves)
+            written = sum(item.size for item, _ in choice.published)
+            if len(choice.published) != drafts.receipt.facts["objects_written"]:
+                # Another put was faster with some of them; rare enough to pay for it under the lock.
+                drafts = _draft(opened, session, put, len(choice.published), written)
+            _move(opened, put, choice, drafts, moves)
+            created = _record(opened, connection, put, choice, drafts.receipt)
         except BaseException:
             moves.take_back()
             raise
+    reused = len(choice.used) + len(choice.raised)
+    return Outcome(created, drafts.receipt, written, len(choice.published), reused)
+
+
+def _draft(opened: Opened, session: Session, put: Put, written: int, stored_bytes: int) -> _Drafts:
+    receipt = put.receipt(now_micros(), stored_bytes=stored_bytes, written=written, reused=len(put.refs) - written)
+    drafts = _Drafts(
+        opened.manifests.stage(session, put.entry_id, put.manifest.data), receipt,
+        opened.receipts.stage(session, receipt.digest, receipt.data),
+    )  # fmt: skip
+    with os_errors("flushing an entry", writing=True):
+        session.sync()
+    return drafts
 
 
 def _choose(
@@ -132,21 +163,22 @@ def _choose(
     return choice
 
 
-def _move(opened: Opened, choice: _Choice, moves: _Moves) -> None:
-    """Publish the staged objects; what a row named before is removed or set aside first."""
+def _move(opened: Opened, put: Put, choice: _Choice, drafts: _Drafts, moves: _Moves) -> None:
+    """Publish objects, then manifest and receipt; what a row named before is removed or set aside first."""
     for staged, location in choice.published:
-        if location is not None and location.state == DOOMED:
+        if location is not None and location.name != staged.name and location.state == DOOMED:
             # Doomed means that its file may go at any time, and that this was committed.
             opened.objects.remove(location.name)
         elif location is not None and opened.objects.identify(location.name) is not None:
             opened.objects.set_aside(location.name, {"code": "STORED_SIZE_MISMATCH", "expected": location.stored_size})
         moves.object(staged)
-    moves.flush_objects()
+    moves.document(opened.manifests, drafts.manifest, put.entry_id, put.manifest.data)
+    moves.document(opened.receipts, drafts.receipt_path, drafts.receipt.digest, drafts.receipt.data)
+    moves.flush()
 
 
-def _record(
-    opened: Opened, connection: sa.Connection, session: Session, put: Put, choice: _Choice, moves: _Moves
-) -> Outcome:
+def _record(opened: Opened, connection: sa.Connection, put: Put, choice: _Choice, receipt: Receipt) -> bool:
+    """Write the rows; tells whether the entry is new."""
     now = now_micros()
     healed = _object_rows(connection, put, choice, now)
     created = _entry_rows(connection, put, now)
@@ -154,17 +186,12 @@ def _record(
     if put.label is not None:
         label_entry(connection, put.label, put.entry_id, now)
     annotate_entry(connection, put.entry_id, put.annotations)
-    written = sum(staged.size for staged, _ in choice.published)
-    reused = len(choice.used) + len(choice.raised)
-    receipt = put.receipt(now, stored_bytes=written, written=len(choice.published), reused=reused)
-    moves.document(opened.receipts, opened.receipts.stage(session, receipt.digest, receipt.data), receipt.digest)
-    opened.receipts.flush([receipt.digest])
     connection.execute(receipts.insert().values(
         digest=receipt.digest, subject=receipt.subject, type=receipt.type, made_at=receipt.made_at
     ))  # fmt: skip
     paths = [opened.manifests.relative(put.entry_id), opened.receipts.relative(receipt.digest)]
     connection.execute(doomed_files.delete().where(doomed_files.c.path.in_(paths)))
-    return Outcome(created, receipt, written, len(choice.published), reused)
+    return created
 
 
 def _object_rows(connection: sa.Connection, put: Put, choice: _Choice, now: int) -> list[int]:

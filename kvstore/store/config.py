@@ -25,7 +25,7 @@ from kvstore.store.fs import (
     os_errors,
     publish_new,
     read_file,
-    sync_dir,
+    sync_path,
     write_file,
 )
 
@@ -142,10 +142,10 @@ def write_config(root: Path, config: StoreConfig) -> StoreConfig:
     temporary = root / f"{_TEMPORARY}{os.getpid()}-{secrets.token_hex(4)}"
     write_file(temporary, [config.to_bytes()])
     publish_new(temporary, Paths(root).config)
-    sync_dir(root)
+    sync_path(root)
     with suppress(PermissionError):
         # One may own a directory whose parent one may not read.
-        sync_dir(root.parent)
+        sync_path(root.parent)
     return _read(root)
 
 
@@ -158,6 +158,7 @@ def ensure_layout(paths: Paths) -> None:
         temporary = paths.root / f"{_TEMPORARY}{os.getpid()}-{secrets.token_hex(4)}"
         write_file(temporary, [_CACHEDIR_TAG], mode=0o600)
         publish_new(temporary, tag)
+    sync_path(paths.root)
 
 
 def _read(root: Path) -> StoreConfig:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
 from kvstore.format.digest import Digest, digest_hex
-from kvstore.store.fs import make_dir, os_errors, publish_file, read_file, remove_file, sync_dirs
+from kvstore.store.fs import make_dir, os_errors, publish_file, read_file, remove_file
 from kvstore.store.temp import Session
 
 __all__ = ["Documents"]
@@ -19,10 +19,9 @@ _NAME: Final = re.compile(r"([0-9a-f]{64})\.json", re.ASCII)
 class Documents:
     """One folder of documents, in 256 folders by the first two digits; every method raises typed errors."""
 
-    def __init__(self, root: Path, *, full: bool = False) -> None:
+    def __init__(self, root: Path) -> None:
         """Use ``root``; nothing is touched yet."""
         self.root = root
-        self._full = full
 
     def path(self, digest: Digest) -> Path:
         """The file of that digest."""
@@ -34,20 +33,19 @@ class Documents:
         return self.path(digest).relative_to(self.root.parent).as_posix()
 
     def stage(self, session: Session, digest: Digest, data: bytes) -> Path:
-        """Write and flush a temporary file; its folder is made now."""
+        """Write a temporary file, durable after ``session.sync()``; the folder for it is made now."""
         with os_errors("writing a document", writing=True):
             make_dir(self.path(digest).parent)
             return session.write([data])
 
     def publish(self, temporary: Path, digest: Digest) -> None:
-        """Move a staged file to its name; :meth:`flush` makes that durable."""
+        """Move a staged file to its name."""
         with os_errors("publishing a document", writing=True):
             publish_file(temporary, self.path(digest))
 
-    def flush(self, digests: Iterable[Digest]) -> None:
-        """Flush the folders of these documents."""
-        with os_errors("publishing documents", writing=True):
-            sync_dirs((self.path(digest).parent for digest in digests), full=self._full)
+    def folders(self, digest: Digest) -> set[Path]:
+        """Directories to be flushed before it is durable that this document is there."""
+        return {self.root, self.path(digest).parent}
 
     def read(self, digest: Digest, limit: int) -> bytes | None:
         """The bytes, at most ``limit`` and one; None where the file is not there."""

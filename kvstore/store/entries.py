@@ -171,11 +171,12 @@ def add_receipt(opened: Opened, receipt: Receipt) -> None:
     """Keep a receipt about an entry, or about something outside the store. Adding it twice changes nothing."""
     with opened.session() as session:
         path = opened.receipts.stage(session, receipt.digest, receipt.data)
+        session.sync()
         with opened.index.write() as connection:
             if connection.execute(receipts.select().where(receipts.c.digest == receipt.digest)).first():
                 return
             opened.receipts.publish(path, receipt.digest)
-            opened.receipts.flush([receipt.digest])
+            opened.sync(opened.receipts.folders(receipt.digest))
             connection.execute(receipts.insert().values(
                 digest=receipt.digest, subject=receipt.subject, type=receipt.type, made_at=receipt.made_at
             ))  # fmt: skip

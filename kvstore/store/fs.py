@@ -11,16 +11,18 @@ import errno
 import os
 import sys
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
 from kvstore.errors import KVStoreError, fail
 from kvstore.format.digest import Readable
+from kvstore.store.parallel import wait_parallel
 
 __all__ = [
     "DIR_MODE", "FILE_MODE", "make_dir", "os_error", "os_errors", "publish_file", "publish_new", "read_file",
-    "remove_file", "sync_dir", "sync_dirs", "write_file",
+    "remove_file", "sync_path", "sync_paths", "write_file",
 ]  # fmt: skip
 
 DIR_MODE: Final = 0o700
@@ -83,23 +85,27 @@ def sync_fd(fd: int, *, full: bool = False) -> None:
             raise
 
 
-def sync_dir(path: Path, *, full: bool = False) -> None:
-    """Flush a directory, so that the names in it survive."""
-    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+def sync_path(path: Path, *, full: bool = False) -> None:
+    """Flush a file's content, or a directory's names."""
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         sync_fd(fd, full=full)
     finally:
         os.close(fd)
 
 
-def sync_dirs(paths: Iterable[Path], *, full: bool = False) -> None:
-    """Flush each of several directories once."""
-    for path in sorted(set(paths)):
-        sync_dir(path, full=full)
+def sync_paths(paths: Iterable[Path], *, full: bool = False) -> None:
+    """Flush several files or directories together."""
+    wait_parallel(partial(sync_path, full=full), sorted(set(paths)))
 
 
-def write_file(path: Path, parts: Iterable[Readable], *, mode: int = FILE_MODE, full: bool = False) -> int:
-    """Write a new file whole and flush it; on failure it is gone again.
+def write_file(
+    path: Path, parts: Iterable[Readable], *, mode: int = FILE_MODE, full: bool = False, sync: bool = True
+) -> int:
+    """Write a new file whole; on failure it is gone again.
+
+    Args:
+        sync: Flush it; otherwise the caller does so before anybody may see it.
 
     Returns:
         Bytes written.
@@ -110,7 +116,8 @@ def write_file(path: Path, parts: Iterable[Readable], *, mode: int = FILE_MODE, 
     fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
     try:
         size = sum(_write_all(fd, part) for part in parts)
-        sync_fd(fd, full=full)
+        if sync:
+            sync_fd(fd, full=full)
     except BaseException:
         os.close(fd)
         remove_file(path)
@@ -162,12 +169,9 @@ def publish_new(temporary: Path, final: Path) -> bool:
 
 
 def make_dir(path: Path) -> None:
-    """Make a directory, private to its owner, and flush its parent if it is new."""
-    try:
+    """Make a directory, private to its owner, unless it is there."""
+    with suppress(FileExistsError):
         path.mkdir(DIR_MODE)
-    except FileExistsError:
-        return
-    sync_dir(path.parent)
 
 
 def remove_file(path: Path) -> bool:

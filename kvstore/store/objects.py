@@ -26,8 +26,7 @@ from kvstore.store.fs import (
     os_errors,
     publish_file,
     remove_file,
-    sync_dir,
-    sync_dirs,
+    sync_path,
     write_file,
 )
 from kvstore.store.temp import Session
@@ -85,13 +84,16 @@ class ObjectBackend(Protocol):
     """Where objects lie. Methods raise typed errors only."""
 
     def stage(self, session: Session, name: ObjectName, encoded: EncodedObject) -> Staged:
-        """Write an object durably without making it visible; may be called from several threads."""
+        """Write an object without making it visible; may be called from several threads.
+
+        It is durable after ``session.sync()``.
+        """
 
     def publish(self, staged: Staged) -> None:
-        """Make it visible under its name; :meth:`flush` makes that durable."""
+        """Make it visible under its name."""
 
-    def flush(self, names: Iterable[ObjectName]) -> None:
-        """Make durable that these names are there."""
+    def folders(self, names: Iterable[ObjectName]) -> set[Path]:
+        """Directories to be flushed before it is durable that these names are there."""
 
     def open(self, name: ObjectName) -> StoredObject | None:
         """The object of that name, or None where it is not there."""
@@ -143,7 +145,7 @@ class LocalObjects:
         self._full = full
 
     def stage(self, session: Session, name: ObjectName, encoded: EncodedObject) -> Staged:
-        """Write and flush a temporary file; its folder is made now, while no lock is held."""
+        """Write a temporary file; the folder for it is made now, while no lock is held."""
         with os_errors("writing an object", writing=True):
             make_dir(self._path(name).parent)
             return Staged(name, encoded.size, session.write(encoded.parts))
@@ -153,10 +155,9 @@ class LocalObjects:
         with os_errors("publishing an object", writing=True):
             publish_file(staged.path, self._path(staged.name))
 
-    def flush(self, names: Iterable[ObjectName]) -> None:
-        """Flush the folders of these names."""
-        with os_errors("publishing objects", writing=True):
-            sync_dirs((self._path(name).parent for name in names), full=self._full)
+    def folders(self, names: Iterable[ObjectName]) -> set[Path]:
+        """The folders of these names, and the one that they are in."""
+        return {self._root, *(self._path(name).parent for name in names)}
 
     def open(self, name: ObjectName) -> MappedObject | None:
         """Open the file; the descriptor, then the mapping, outlives a removal by others."""
@@ -198,7 +199,7 @@ class LocalObjects:
                 path.replace(target)
             document = {"file": path.name, "found_at_ns": time.time_ns(), **reason}
             write_file(Path(f"{target}.reason.json"), [json.dumps(document, indent=1, sort_keys=True).encode() + b"\n"])
-            sync_dir(self._quarantine, full=self._full)
+            sync_path(self._quarantine, full=self._full)
 
     def paths(self) -> Iterator[tuple[str, ObjectName | None]]:
         """Every file below ``objects/``."""

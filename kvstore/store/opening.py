@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import sqlite3
+from collections.abc import Iterable
 from contextlib import closing
 from pathlib import Path
 from typing import Literal
@@ -12,7 +13,7 @@ from typing import Literal
 from kvstore.errors import KVStoreError, fail
 from kvstore.store.config import Paths, StoreConfig, ensure_layout, open_config, write_config
 from kvstore.store.documents import Documents
-from kvstore.store.fs import os_errors
+from kvstore.store.fs import os_errors, sync_paths
 from kvstore.store.index import DEFAULT_LOCK_TIMEOUT, Index, database_error
 from kvstore.store.locations import Locations
 from kvstore.store.objects import LocalObjects, ObjectBackend
@@ -44,8 +45,8 @@ class Opened:
         self.index = index
         self.full = full
         self.objects: ObjectBackend = LocalObjects(paths.objects, paths.quarantine, full=full)
-        self.manifests = Documents(paths.manifests, full=full)
-        self.receipts = Documents(paths.receipts, full=full)
+        self.manifests = Documents(paths.manifests)
+        self.receipts = Documents(paths.receipts)
         self.locations = Locations()
         self.verified = Verified(index)
         self._copied = copied
@@ -66,6 +67,11 @@ class Opened:
             except FileNotFoundError:
                 self._revive()
                 return Session(self.paths.tmp, full=self.full)
+
+    def sync(self, paths: Iterable[Path]) -> None:
+        """Flush these directories together; raises typed errors."""
+        with os_errors("flushing directories", writing=True):
+            sync_paths(paths, full=self.full)
 
     def _revive(self) -> None:
         """Make directories and index again after somebody deleted them; entries that are gone are gone.

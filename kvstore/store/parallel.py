@@ -1,6 +1,6 @@
 """Work spread over the cores, with cancellation, and no exception lost.
 
-One pool of threads per process, as large as the number of usable cores; its threads
+One pool of threads per process does it, as large as the number of usable cores; its threads
 keep their compression contexts between calls. Arguments are made on the calling thread,
 one at a time as room appears, so memory stays bounded and whatever is tied to that
 thread stays on it. A function that runs in the pool must not spread work itself.
@@ -18,13 +18,14 @@ from typing import TypeVar
 
 from kvstore.errors import fail
 
-__all__ = ["Stop", "map_parallel", "run_parallel", "worker_count"]
+__all__ = ["Stop", "map_parallel", "run_parallel", "wait_parallel", "worker_count"]
 
 T = TypeVar("T")
 R = TypeVar("R")
 
 _lock = threading.Lock()
-_pools: dict[int, ThreadPoolExecutor] = {}
+_pools: dict[tuple[int, str], ThreadPoolExecutor] = {}
+_WAITERS = 8
 
 
 def worker_count() -> int:
@@ -98,12 +99,28 @@ def map_parallel(
         raise
 
 
+def wait_parallel(function: Callable[[T], object], items: Iterable[T]) -> None:
+    """Call ``function`` for every item, many at a time: for work that waits for a device, not for a core.
+
+    Flushes that wait together are one commit to a journalling file system. Raises the first error when all are done.
+    """
+    todo = list(items)
+    if len(todo) < 2:
+        for item in todo:
+            function(item)
+        return
+    futures = [_pool("waiting", _WAITERS).submit(function, item) for item in todo]
+    wait(futures)
+    for future in futures:
+        future.result()
+
+
 def _submit(stop: Stop, function: Callable[[T], R], item: T) -> Future[R]:
     def work() -> R:
         stop.checkpoint()
         return function(item)
 
-    return _pool().submit(work)
+    return _pool("working", worker_count()).submit(work)
 
 
 def _take(pending: deque[Future[R]], *, ordered: bool) -> R:
@@ -130,15 +147,15 @@ def _drain(pending: deque[Future[R]], error: BaseException) -> None:
             error.add_note(f"also failed: {type(other).__name__}: {other}")
 
 
-def _pool() -> ThreadPoolExecutor:
-    """This process's pool; a forked child has no threads and makes its own."""
-    pid = os.getpid()
+def _pool(purpose: str, size: int) -> ThreadPoolExecutor:
+    """This process's pool for a purpose; a forked child has no threads and makes its own."""
     with _lock:
-        pool = _pools.get(pid)
-        if pool is None:
+        if _pools and next(iter(_pools))[0] != os.getpid():
             _pools.clear()
-            pool = _pools[pid] = ThreadPoolExecutor(worker_count(), thread_name_prefix="kvstore")
-        return pool
+        key = os.getpid(), purpose
+        if key not in _pools:
+            _pools[key] = ThreadPoolExecutor(size, thread_name_prefix=f"kvstore-{purpose}")
+        return _pools[key]
 
 
 if hasattr(os, "register_at_fork"):

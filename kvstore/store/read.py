@@ -25,7 +25,7 @@ from kvstore.store.damage import flag_entry, mark_missing, quarantine
 from kvstore.store.locations import Location, find_locations, locations_of_entry
 from kvstore.store.objects import StoredObject
 from kvstore.store.opening import Opened
-from kvstore.store.schema import QUARANTINED, entries
+from kvstore.store.schema import QUARANTINED
 
 __all__ = ["Verification", "open_object", "read_manifest", "read_token_ids"]
 
@@ -46,10 +46,9 @@ def read_manifest(opened: Opened, entry_id: Digest) -> Manifest:
     """
     data = opened.manifests.read(entry_id, MAX_MANIFEST_BYTES)
     with opened.index.read() as connection:
-        row = connection.execute(entries.select().where(entries.c.entry_id == entry_id)).first()
-        if row is None:
-            raise fail("NOT_FOUND", f"there is no entry {entry_id}")
-        opened.locations.put(row.namespace, locations_of_entry(connection, entry_id))
+        locations = locations_of_entry(connection, entry_id)
+    if not locations:
+        raise fail("NOT_FOUND", f"there is no entry {entry_id}", ref=entry_id)
     if data is None:
         flag_entry(opened, entry_id)
         raise fail("OBJECT_MISSING", f"the manifest of entry {entry_id} is not there", fix="Put the cache again.")
@@ -60,7 +59,9 @@ def read_manifest(opened: Opened, entry_id: Digest) -> Manifest:
             "MANIFEST_DIGEST_MISMATCH", "the digest of a manifest", expected=entry_id, found=found,
             fix="Put the cache again, or remove the entry.",
         )  # fmt: skip
-    return parse_manifest(data)
+    manifest = parse_manifest(data)
+    opened.locations.put(manifest.namespace, locations)
+    return manifest
 
 
 def read_token_ids(opened: Opened, manifest: Manifest, *, verification: Verification = "auto") -> TokenIds:

@@ -14,7 +14,7 @@ from sqlalchemy.dialects import sqlite
 from sqlalchemy.schema import CreateIndex, CreateTable
 
 from kvstore.errors import fail
-from kvstore.store.fs import publish_new, sync_dir
+from kvstore.store.fs import publish_new, sync_path
 from kvstore.store.schema import METADATA
 
 __all__ = ["APPLICATION_ID", "SCHEMA_VERSION", "check_file", "connect", "make_file", "readable_copy"]
@@ -87,7 +87,7 @@ def make_file(path: Path, temporary: Path) -> None:
     finally:
         connection.close()
     publish_new(temporary, path)
-    sync_dir(path.parent)
+    sync_path(path.parent)
 
 
 def check_file(path: Path, connection: sqlite3.Connection, *, read_only: bool) -> None:

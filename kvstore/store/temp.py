@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Final, Self
 
 from kvstore.format.digest import Readable
-from kvstore.store.fs import DIR_MODE, write_file
+from kvstore.store.fs import DIR_MODE, sync_paths, write_file
 
 __all__ = ["Session", "boot_id", "sweep_sessions"]
 
@@ -34,7 +34,7 @@ class Session:
     def __init__(self, tmp: Path, *, full: bool = False) -> None:
         """Make and lock the directory below ``tmp``; raises OSError."""
         self._full = full
-        self._count = 0
+        self._unsynced: list[Path] = []
         self._lock = -1
         while self._lock < 0:
             self.path = tmp / f"{boot_id()}-{os.getpid()}-{secrets.token_hex(8)}"
@@ -43,14 +43,19 @@ class Session:
 
     def name(self) -> Path:
         """A fresh path in the session."""
-        self._count += 1
-        return self.path / f"{self._count}-{secrets.token_hex(4)}"
+        return self.path / secrets.token_hex(8)
 
     def write(self, parts: Iterable[Readable]) -> Path:
-        """Write and flush a file, ready to be published; raises OSError."""
+        """Write a file; :meth:`sync` makes it ready to be published. Raises OSError."""
         path = self.name()
-        write_file(path, parts, full=self._full)
+        write_file(path, parts, sync=False)
+        self._unsynced.append(path)
         return path
+
+    def sync(self) -> None:
+        """Flush every file that was written since the last time; raises OSError."""
+        paths, self._unsynced = self._unsynced, []
+        sync_paths(paths, full=self._full)
 
     def close(self) -> None:
         """Remove the directory with whatever is left in it."""
