@@ -32,7 +32,7 @@ def device_facts() -> dict[str, Json]:
     return {
         "architecture": _text(info.get("architecture")),
         "backend": _backend(),
-        "max_buffer_bytes": _size(info.get("max_buffer_length")),
+        "max_buffer_bytes": _buffer_limit(info),
         "memory_bytes": _size(info.get("memory_size", info.get("total_memory"))),
         "name": _text(info.get("device_name")) or platform.machine(),
         "platform": f"{platform.system()} {platform.machine()}",
@@ -55,7 +55,8 @@ def memory_budget() -> int | None:
     """Bytes that can be allocated now on the default device, or None where nobody tells.
 
     On Metal the recommended working set and on CUDA the device's free memory; on the CPU
-    what the system calls available, at most what the control group leaves.
+    what the system calls available, at most what the control group leaves. Buffers that
+    MLX keeps for reuse count as free.
     """
     import mlx.core as mx
 
@@ -63,11 +64,9 @@ def memory_budget() -> int | None:
     if backend == "metal":
         total = _size(info.get("max_recommended_working_set_size"))
         return None if total is None else max(0, total - mx.get_active_memory())
-    if backend == "cuda":
-        free, total = _size(info.get("free_memory")), _size(info.get("total_memory"))
-        return free if free is not None or total is None else max(0, total - mx.get_active_memory())
-    known = [size for size in (_system_available(), _group_available()) if size is not None]
-    return min(known, default=None)
+    sources = [info.get("free_memory")] if backend == "cuda" else [_system_available(), _group_available()]
+    known = [int(size) for size in sources if size is not None]
+    return min(known) + mx.get_cache_memory() if known else None
 
 
 def check_device_limits(layout: Layout, *, budget: int | None = None) -> dict[str, str]:
@@ -82,7 +81,7 @@ def check_device_limits(layout: Layout, *, budget: int | None = None) -> dict[st
     Raises:
         SpaceError: DEVICE_BUFFER_TOO_LARGE or DEVICE_MEMORY_SHORT.
     """
-    limit = _size(_info().get("max_buffer_length"))
+    limit = _buffer_limit(_info())
     if limit is not None:
         _check_buffers(layout, limit)
     allowed = memory_budget() if budget is None else budget
@@ -124,6 +123,11 @@ def _info() -> dict[str, Any]:
         return dict(mx.device_info() if hasattr(mx, "device_info") else mx.metal.device_info())
     except (RuntimeError, ValueError):
         return {}
+
+
+def _buffer_limit(info: dict[str, Any]) -> int | None:
+    """The key as MLX gives it, or as its documentation names it."""
+    return _size(info.get("max_buffer_length", info.get("max_buffer_size")))
 
 
 def _size(value: Any) -> int | None:

@@ -87,6 +87,7 @@ def test_a_container_limit_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     if mx.default_device().type != mx.DeviceType.cpu:
         pytest.skip("on a GPU the device's memory counts")
     monkeypatch.setattr(device, "_CGROUP", tmp_path)
+    mx.clear_cache()
     free = memory_budget()
     (tmp_path / "memory.max").write_text("5000000\n")
     (tmp_path / "memory.current").write_text("4000000\n")

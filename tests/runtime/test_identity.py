@@ -6,6 +6,8 @@ import hashlib
 import json
 import os
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -378,3 +380,9 @@ def test_the_memory_of_digests_is_used(folder: Path, tmp_path: Path) -> None:
     second = ModelIdentity.from_path(folder, digests=FileDigests(memory))
     assert {item.digest for item in second.model.weights} == {"sha256:" + "0" * 64}
     assert ModelIdentity.from_path(folder, digests=FileDigests(memory), rehash=True) == first
+
+
+def test_an_identity_needs_no_mlx() -> None:
+    code = "import sys, kvstore.runtime.identity; print([m for m in sys.modules if m.startswith('mlx')])"
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert found.stdout.strip() == "[]"
