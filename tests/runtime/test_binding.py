@@ -117,6 +117,20 @@ def test_bits_are_compared_not_values(tmp_path: Path) -> None:
     assert mismatch(model, identity, sample=None).detail["parameter"] == name
 
 
+def test_a_comparison_needs_the_memory_of_one_parameter(tmp_path: Path) -> None:
+    """And finds one bit in the last piece of a large one."""
+    path = real_folder(tmp_path / "large", {**TINY, "vocab_size": 200_000})
+    model, identity = live(path), ModelIdentity.from_path(path)
+    largest = max(array.nbytes for _, array in tree_flatten(model.parameters()))
+    mx.reset_peak_memory()
+    before = mx.get_active_memory()
+    bind(model, identity, sample=None)
+    assert mx.get_active_memory() - before < 1024
+    assert largest <= mx.get_peak_memory() - before < 1.5 * largest
+    change(model, "model.embed_tokens.weight", at=-1)
+    assert mismatch(model, identity, sample=None).detail["parameter"] == "model.embed_tokens.weight"
+
+
 SETTINGS: dict[str, tuple[Callable[[Any], object], str]] = {
     "rope base": (lambda m: setattr(m.model.layers[1].self_attn.rope, "base", 10001.0), "layers.1.self_attn.rope"),
     "attention scale": (lambda m: setattr(m.model.layers[0].self_attn, "scale", 1.0), "setting scale"),
