@@ -13,7 +13,7 @@ from mlx_lm import utils
 
 from kvstore.errors import InvalidError, UnsupportedError, UsageError
 from kvstore.format.compat import signature
-from kvstore.runtime.binding import load_model
+from kvstore.runtime.binding import bind, load_model, require_bound
 from kvstore.runtime.kinds import describe
 from kvstore.runtime.probe import CacheOptions, Probe, make_cache, probe, probe_config, probe_folder
 from tests.runtime.model_folders import CONFIG, real_folder
@@ -308,3 +308,14 @@ def test_a_cache_class_that_nobody_knows() -> None:
     finally:
         del type(model).make_cache
     assert caught.value.code == "CACHE_CLASS_UNKNOWN"
+
+
+@pytest.mark.parametrize("name", TINY)
+def test_a_model_that_has_run_can_still_be_bound(name: str, tmp_path: Path) -> None:
+    """Some models keep things on their modules while they run; that is no other setting."""
+    path = real_folder(tmp_path / "model", TINY[name])
+    bound = load_model(path)
+    run(bound.model, make_cache(bound.model), 5)
+    assert require_bound(bound) is bound
+    assert bind(bound.model, bound.identity, sample=None).compared > 2
+    assert probe_folder(path).signature == probe(bound).signature
