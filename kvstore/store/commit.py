@@ -9,12 +9,11 @@ they are left alone: it may have succeeded, and then they belong to live rows.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 import sqlalchemy as sa
 
-from kvstore.format.compat import signature, signature_digest
 from kvstore.format.digest import Digest
 from kvstore.format.receipt import Receipt
 from kvstore.limits import MAX_MANIFEST_BYTES
@@ -23,13 +22,13 @@ from kvstore.store.damage import heal_entries
 from kvstore.store.documents import Documents
 from kvstore.store.entries import annotate_entry, label_entry
 from kvstore.store.fs import os_errors
-from kvstore.store.locations import Location, batches, find_locations
+from kvstore.store.locations import Location, find_locations
 from kvstore.store.objects import ObjectName, Staged
 from kvstore.store.opening import Opened
 from kvstore.store.put import Put
-from kvstore.store.schema import DOOMED, LIVE, doomed_files, entries, objects, receipts, refs
+from kvstore.store.rows import Choice, write_entry, write_objects
+from kvstore.store.schema import DOOMED, LIVE, doomed_files, entries, receipts
 from kvstore.store.temp import Session
-from kvstore.store.tree import add_entry
 
 __all__ = ["Outcome", "commit", "is_intact", "unchanged"]
 
@@ -43,15 +42,6 @@ class Outcome:
     stored_bytes: int
     objects_written: int
     objects_reused: int
-
-
-@dataclass(slots=True)
-class _Choice:
-    """For each payload: use it as it is, raise it, or publish what was staged."""
-
-    used: list[Location] = field(default_factory=list)
-    raised: list[Location] = field(default_factory=list)
-    published: list[tuple[Staged, Location | None]] = field(default_factory=list)
 
 
 class _Moves:
@@ -149,9 +139,9 @@ def _draft(opened: Opened, session: Session, put: Put, written: int, stored_byte
 
 def _choose(
     opened: Opened, connection: sa.Connection, put: Put, staged: Mapping[Digest, Staged]
-) -> _Choice | None:
+) -> Choice | None:
     known = find_locations(connection, put.manifest.namespace, [ref.digest for ref in put.refs])
-    choice = _Choice()
+    choice = Choice()
     for ref in put.refs:
         location = known.get(ref.digest)
         if location is not None and is_intact(opened, location):
@@ -163,7 +153,7 @@ def _choose(
     return choice
 
 
-def _move(opened: Opened, put: Put, choice: _Choice, drafts: _Drafts, moves: _Moves) -> None:
+def _move(opened: Opened, put: Put, choice: Choice, drafts: _Drafts, moves: _Moves) -> None:
     """Publish objects, then manifest and receipt; what a row named before is removed or set aside first."""
     for staged, location in choice.published:
         if location is not None and location.name != staged.name and location.state == DOOMED:
@@ -177,11 +167,11 @@ def _move(opened: Opened, put: Put, choice: _Choice, drafts: _Drafts, moves: _Mo
     moves.flush()
 
 
-def _record(opened: Opened, connection: sa.Connection, put: Put, choice: _Choice, receipt: Receipt) -> bool:
+def _record(opened: Opened, connection: sa.Connection, put: Put, choice: Choice, receipt: Receipt) -> bool:
     """Write the rows; tells whether the entry is new."""
     now = now_micros()
-    healed = _object_rows(connection, put, choice, now)
-    created = _entry_rows(connection, put, now)
+    healed = write_objects(connection, put, choice, now)
+    created = write_entry(connection, put, now)
     heal_entries(connection, healed, put.entry_id)
     if put.label is not None:
         label_entry(connection, put.label, put.entry_id, now)
@@ -192,48 +182,6 @@ def _record(opened: Opened, connection: sa.Connection, put: Put, choice: _Choice
     paths = [opened.manifests.relative(put.entry_id), opened.receipts.relative(receipt.digest)]
     connection.execute(doomed_files.delete().where(doomed_files.c.path.in_(paths)))
     return created
-
-
-def _object_rows(connection: sa.Connection, put: Put, choice: _Choice, now: int) -> list[int]:
-    """Write the object rows, in the order of their payloads; gives the keys of those that were not live before."""
-    for part in batches([location.key for location in choice.raised]):
-        connection.execute(objects.update().where(objects.c.object_key.in_(part)).values(state=LIVE))
-    new, healed, sizes = [], [], {ref.digest: ref.size for ref in put.refs}
-    for staged, location in sorted(choice.published, key=lambda pair: pair[0].name):
-        values = {"stored": staged.name.stored, "stored_size": staged.size, "state": LIVE, "verified": None}
-        if location is None:
-            payload = staged.name.payload
-            new.append({
-                "namespace": put.manifest.namespace, "payload": payload, "raw_size": sizes[payload],
-                "created_at": now, **values,
-            })  # fmt: skip
-        else:
-            connection.execute(objects.update().where(objects.c.object_key == location.key).values(values))
-            healed.append(location.key)
-    if new:
-        connection.execute(objects.insert(), new)
-    return healed
-
-
-def _entry_rows(connection: sa.Connection, put: Put, now: int) -> bool:
-    """Write the entry's row, its references and its place in the tree; tells whether it is new."""
-    manifest = put.manifest
-    if connection.execute(sa.select(entries.c.entry_key).where(entries.c.entry_id == put.entry_id)).first():
-        return False
-    method = None if manifest.method is None else manifest.method.name
-    inserted = connection.execute(entries.insert().values(
-        entry_id=put.entry_id, model_digest=manifest.model.digest, namespace=manifest.namespace,
-        token_count=manifest.token_count, lowest_cut=manifest.lowest_cut,
-        signature=signature_digest(signature(manifest.layers), method), method=method,
-        prefix_digest=manifest.prefix.digest, raw_bytes=put.raw_bytes, created_at=now, accessed_at=now,
-    ))  # fmt: skip
-    (key,) = inserted.inserted_primary_key or (None,)
-    known = find_locations(connection, manifest.namespace, [ref.digest for ref in put.refs])
-    connection.execute(
-        refs.insert(), [{"entry_key": key, "object_key": known[ref.digest].key} for ref in put.refs]
-    )
-    add_entry(connection, entry_id=put.entry_id, ids=put.token_ids, media=manifest.prefix.media)
-    return True
 
 
 def unchanged(opened: Opened, put: Put) -> bool:

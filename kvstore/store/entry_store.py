@@ -26,6 +26,7 @@ from kvstore.store import entries as _entries
 from kvstore.store.clock import now_micros
 from kvstore.store.config import default_root
 from kvstore.store.entries import EntryInfo
+from kvstore.store.findings import Report
 from kvstore.store.index import DEFAULT_LOCK_TIMEOUT
 from kvstore.store.locations import find_locations
 from kvstore.store.match import Found, match
@@ -36,6 +37,7 @@ from kvstore.store.put import Put
 from kvstore.store.read import Verification, open_object, read_manifest, read_token_ids
 from kvstore.store.remove import Removed, remove_entries
 from kvstore.store.schema import LIVE, entries, labels, objects
+from kvstore.store.verify import verify
 
 __all__ = ["EntryStore", "Stats"]
 
@@ -238,6 +240,17 @@ class EntryStore:
     def add_receipt(self, receipt: Receipt) -> None:
         """Keep a receipt."""
         _entries.add_receipt(self._opened, receipt)
+
+    def verify(
+        self,
+        entry_ids: Iterable[Digest] | None = None,
+        *,
+        deep: bool = False,
+        progress: Progress | None = None,
+        cancelled: Callable[[], bool] | None = None,
+    ) -> Report:
+        """Check the store, or some entries. See :func:`kvstore.store.verify.verify`."""
+        return verify(self._opened, entry_ids, deep=deep, progress=progress, cancelled=cancelled)
 
     def stats(self) -> Stats:
         """Totals."""

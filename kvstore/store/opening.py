@@ -21,7 +21,7 @@ from kvstore.store.sqlite_file import check_file, connect, make_file, readable_c
 from kvstore.store.temp import Session, sweep_sessions
 from kvstore.store.verified import Verified
 
-__all__ = ["Durability", "Opened", "ensure_index", "open_store"]
+__all__ = ["Durability", "Opened", "ensure_index", "make_index", "open_store"]
 
 Durability = Literal["normal", "full"]
 """``normal``: flushed to the drive. ``full``: on macOS also out of the drive's own cache; the same elsewhere."""
@@ -135,7 +135,7 @@ def ensure_index(paths: Paths) -> None:
         rebuild_index(paths.root)
         return
     with Session(paths.tmp) as session:
-        _make(paths.index, session.name())
+        make_index(paths.index, session)
 
 
 def _device(path: Path) -> int | None:
@@ -145,9 +145,10 @@ def _device(path: Path) -> int | None:
         return None
 
 
-def _make(index: Path, temporary: Path) -> None:
+def make_index(index: Path, session: Session) -> None:
+    """Make an empty index at ``index``, unless another process was first. Raises OSError and typed errors."""
     try:
-        make_file(index, temporary)
+        make_file(index, session.name())
     except sqlite3.Error as error:
         raise database_error(error, index) from error
 

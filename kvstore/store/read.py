@@ -27,7 +27,7 @@ from kvstore.store.objects import StoredObject
 from kvstore.store.opening import Opened
 from kvstore.store.schema import QUARANTINED
 
-__all__ = ["Verification", "open_object", "read_manifest", "read_token_ids"]
+__all__ = ["Verification", "check_object", "open_object", "read_manifest", "read_token_ids"]
 
 Verification = Literal["auto", "always"]
 
@@ -44,12 +44,11 @@ def read_manifest(opened: Opened, entry_id: Digest) -> Manifest:
         IntegrityError: MANIFEST_DIGEST_MISMATCH, or OBJECT_MISSING where the file is gone.
         InvalidError, UnsupportedError: of the document.
     """
+    locations = _locations(opened, entry_id)
     data = opened.manifests.read(entry_id, MAX_MANIFEST_BYTES)
-    with opened.index.read() as connection:
-        locations = locations_of_entry(connection, entry_id)
-    if not locations:
-        raise fail("NOT_FOUND", f"there is no entry {entry_id}", ref=entry_id)
     if data is None:
+        # Asked again: the entry may have been removed just now.
+        _locations(opened, entry_id)
         flag_entry(opened, entry_id)
         raise fail("OBJECT_MISSING", f"the manifest of entry {entry_id} is not there", fix="Put the cache again.")
     found = sha256_digest(data)
@@ -62,6 +61,14 @@ def read_manifest(opened: Opened, entry_id: Digest) -> Manifest:
     manifest = parse_manifest(data)
     opened.locations.put(manifest.namespace, locations)
     return manifest
+
+
+def _locations(opened: Opened, entry_id: Digest) -> list[Location]:
+    with opened.index.read() as connection:
+        found = locations_of_entry(connection, entry_id)
+    if not found:
+        raise fail("NOT_FOUND", f"there is no entry {entry_id}", ref=entry_id)
+    return found
 
 
 def read_token_ids(opened: Opened, manifest: Manifest, *, verification: Verification = "auto") -> TokenIds:
@@ -103,6 +110,34 @@ def open_object(
             raise
     finally:
         stored.close()
+
+
+def check_object(opened: Opened, ref: PayloadRef, namespace: str, *, deep: bool) -> int:
+    """Check an object's stored digest whatever was remembered, its header and frame table; deep: its payload too.
+
+    Returns:
+        Bytes read.
+
+    Raises:
+        KVStoreError: as :func:`open_object`.
+    """
+    opened.locations.forget(namespace, ref.digest)
+    location, stored = _find(opened, ref, namespace)
+    try:
+        size = len(stored.data)
+        _check_size(opened, namespace, location, stored)
+        _check_digest(opened, namespace, location, stored)
+        opened.verified.note(location.key, stored.identity)
+        reader = parse_object(stored.data, digest=ref.digest, size=ref.size, namespace=namespace)
+        if deep:
+            try:
+                reader.verify_payload()
+            except KVStoreError as error:
+                _prove(opened, namespace, location, stored, error)
+                raise
+    finally:
+        stored.close()
+    return size
 
 
 def _find(opened: Opened, ref: PayloadRef, namespace: str) -> tuple[Location, StoredObject]:
@@ -148,6 +183,14 @@ def _missing(ref: PayloadRef, namespace: str, why: str) -> KVStoreError:
 
 def _check_stored(opened: Opened, namespace: str, location: Location, stored: StoredObject) -> None:
     """Size always; the digest unless this very file passed before."""
+    _check_size(opened, namespace, location, stored)
+    if location.verified == stored.identity or opened.verified.knows(location.key, stored.identity):
+        return
+    _check_digest(opened, namespace, location, stored)
+    opened.verified.note(location.key, stored.identity)
+
+
+def _check_size(opened: Opened, namespace: str, location: Location, stored: StoredObject) -> None:
     if len(stored.data) != location.stored_size:
         error = fail(
             "STORED_SIZE_MISMATCH", f"the size of {location.name.path}", expected=location.stored_size,
@@ -155,10 +198,6 @@ def _check_stored(opened: Opened, namespace: str, location: Location, stored: St
         )  # fmt: skip
         quarantine(opened, namespace, location.name, stored.identity, error)
         raise error
-    if location.verified == stored.identity or opened.verified.knows(location.key, stored.identity):
-        return
-    _check_digest(opened, namespace, location, stored)
-    opened.verified.note(location.key, stored.identity)
 
 
 def _check_digest(opened: Opened, namespace: str, location: Location, stored: StoredObject) -> None:

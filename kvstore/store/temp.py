@@ -20,7 +20,7 @@ from typing import Final, Self
 from kvstore.format.digest import Readable
 from kvstore.store.fs import DIR_MODE, sync_paths, write_file
 
-__all__ = ["Session", "boot_id", "sweep_sessions"]
+__all__ = ["Session", "boot_id", "garbage_sessions", "sweep_sessions"]
 
 _YOUNG: Final = 60.0
 """Seconds for which a session of a living process is left alone: its owner may be about to lock it."""
@@ -73,14 +73,18 @@ class Session:
 
 def sweep_sessions(tmp: Path, *, young: float = _YOUNG) -> int:
     """Remove what dead processes left in ``tmp``; returns how many sessions that were."""
-    try:
-        paths = list(tmp.iterdir())
-    except FileNotFoundError:
-        return 0
-    garbage = [path for path in paths if _is_garbage(path, young)]
+    garbage = garbage_sessions(tmp, young=young)
     for path in garbage:
         shutil.rmtree(path, ignore_errors=True)
     return len(garbage)
+
+
+def garbage_sessions(tmp: Path, *, young: float = _YOUNG) -> list[Path]:
+    """Sessions whose process is gone."""
+    try:
+        return [path for path in sorted(tmp.iterdir()) if _is_garbage(path, young)]
+    except FileNotFoundError:
+        return []
 
 
 def _is_garbage(path: Path, young: float) -> bool:

@@ -1,0 +1,70 @@
+"""What an old index alone knew, read as far as it can be read: labels, pins, times, annotations."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from contextlib import suppress
+from dataclasses import dataclass, field
+
+import sqlalchemy as sa
+
+from kvstore.errors import KVStoreError
+from kvstore.format.digest import Digest
+from kvstore.format.json import Json
+from kvstore.store.entries import annotate_entry, label_entry
+from kvstore.store.schema import entries
+
+__all__ = ["Salvage", "salvage"]
+
+
+@dataclass(slots=True)
+class Salvage:
+    """Facts by entry id.
+
+    Attributes:
+        times: Created, accessed (microseconds), pinned.
+        labels: Label to entry and time of setting.
+        annotations: Name to value.
+    """
+
+    times: dict[Digest, tuple[int, int, int]] = field(default_factory=dict)
+    labels: dict[str, tuple[Digest, int]] = field(default_factory=dict)
+    annotations: dict[Digest, dict[str, Json]] = field(default_factory=dict)
+
+    def restore_entry(self, connection: sa.Connection, entry_id: Digest) -> None:
+        """Give an entry of the new index its times, pin and annotations back."""
+        if entry_id in self.times:
+            created_at, accessed_at, pinned = self.times[entry_id]
+            change = entries.update().where(entries.c.entry_id == entry_id)
+            connection.execute(change.values(created_at=created_at, accessed_at=accessed_at, pinned=pinned))
+        annotate_entry(connection, entry_id, self.annotations.get(entry_id, {}))
+
+    def restore_labels(self, connection: sa.Connection) -> None:
+        """Set the labels whose entries are there."""
+        for name, (entry_id, set_at) in sorted(self.labels.items()):
+            with suppress(KVStoreError):
+                label_entry(connection, name, entry_id, set_at)
+
+
+def salvage(old: sqlite3.Connection | None) -> Salvage:
+    """Read what a damaged index still gives; nothing where there is none."""
+    found = Salvage()
+    if old is None:
+        return found
+    with suppress(sqlite3.Error):
+        for entry_id, *values in old.execute("SELECT entry_id, created_at, accessed_at, pinned FROM entries"):
+            found.times[_digest(entry_id)] = (values[0], values[1], values[2])
+    with suppress(sqlite3.Error):
+        query = "SELECT name, entry_id, set_at FROM labels JOIN entries USING (entry_key)"
+        for name, entry_id, set_at in old.execute(query):
+            found.labels[name] = (_digest(entry_id), set_at)
+    with suppress(sqlite3.Error):
+        query = "SELECT entry_id, name, value FROM annotations JOIN entries USING (entry_key)"
+        for entry_id, name, value in old.execute(query):
+            found.annotations.setdefault(_digest(entry_id), {})[name] = json.loads(value)
+    return found
+
+
+def _digest(raw: bytes) -> Digest:
+    return Digest(f"sha256:{raw.hex()}")
