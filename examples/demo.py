@@ -21,6 +21,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import textwrap
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -82,13 +83,12 @@ def run_all(model: str | None, document: Path) -> None:
 def save(model: str, document: Path, work: Path) -> None:
     """Prefill, put, and ask the questions of the cache that was never saved."""
     import kvstore
-    from kvstore.runtime.prefill import prefill
 
     bound = kvstore.load_model(model)
     ids = [int(token) for token in bound.tokenizer.encode(document.read_text())]
     bar = Bar("reading", len(ids))
     start = time.perf_counter()
-    filled = prefill(bound.model, ids, progress=bar)
+    filled = kvstore.prefill(bound.model, ids, progress=bar)
     read_seconds = time.perf_counter() - start
     bar.close()
 
@@ -148,7 +148,7 @@ def refuse(model: str, document: Path, work: Path) -> None:
         try:
             store.load(before["entry"], into=bound)
         except kvstore.IncompatibleError as error:
-            print(f"load:  {error} [{error.code}]")
+            print(textwrap.fill(f"load:  {error} [{error.code}]", 110, subsequent_indent="       "))
         else:
             raise PromiseError("a model with other weights loaded the entry")
 
@@ -198,7 +198,7 @@ def print_table(before: dict[str, Any], after: dict[str, Any]) -> None:
         a, b = cold["first_token_seconds"], warm["first_token_seconds"]
         same = "identical" if cold["logits"] == warm["logits"] else "DIFFERENT"
         print(f"{f'question {number}':<24}{a:>8.2f} s{b:>10.2f} s{a / b:>8.1f}×   {same}")
-    raw, stored = before["facts"]["raw_bytes"], before["facts"]["stored_bytes"]
+    raw, stored = before["facts"]["payload_bytes"], before["facts"]["stored_bytes"]
     print(f"\n{'bytes of the cache':<24}{'raw':>10}{'stored':>12}{'ratio':>9}")
     print(f"{before['tokens']:>6} tokens{'':<11}{raw / 1e6:>7.2f} MB{stored / 1e6:>9.2f} MB{raw / stored:>8.2f}×\n")
     for answer in after["answers"]:
@@ -209,7 +209,7 @@ def print_table(before: dict[str, Any], after: dict[str, Any]) -> None:
 def model_folder(model: str | None) -> str:
     """The folder of the model to use: the demo's own, made if need be; or another, fetched if it is not here."""
     if model is None:
-        subprocess.run([sys.executable, str(ROOT / "scripts" / "make_model.py")], check=True)
+        subprocess.run([sys.executable, str(ROOT / "scripts" / "make_model.py")], check=True)  # noqa: S603
         return str(DEMO_MODEL)
     if Path(model).is_dir():
         return model
@@ -239,7 +239,7 @@ def with_one_bit_changed(folder: Path, target: Path) -> Path:
 def run_step(step: str, model: str, document: Path, work: Path) -> None:
     """One step in a new process."""
     command = [sys.executable, __file__, "--step", step, "--model", model, "--document", str(document)]
-    code = subprocess.run([*command, "--work", str(work)], check=False).returncode
+    code = subprocess.run([*command, "--work", str(work)], check=False).returncode  # noqa: S603
     if code:
         raise PromiseError(f"step {step!r} ended with exit code {code}")
 

@@ -14,7 +14,7 @@ from kvstore.errors import KVStoreError, fail
 from kvstore.limits import MAX_TOKENS
 
 __all__ = [
-    "cache_options", "encode_prompt", "model_options", "prompt_options", "read_prompt", "read_token_ids",
+    "cache_options", "encode_prompt", "model_options", "prompt_options", "read_prompt", "read_token_ids", "write_file",
 ]  # fmt: skip
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -109,6 +109,18 @@ def encode_prompt(tokenizer: Any, text: str, *, chat: bool) -> list[int]:
     messages = [{"role": "user", "content": text}]
     ids = tokenizer.apply_chat_template(messages, add_generation_prompt=False, continue_final_message=True)
     return [int(token) for token in ids]
+
+
+def write_file(path: Path, data: bytes) -> None:
+    """Write a file that the user named.
+
+    Raises:
+        UsageError: USAGE where that cannot be done.
+    """
+    try:
+        path.write_bytes(data)
+    except OSError as error:
+        raise fail("USAGE", f"{path} cannot be written: {error.strerror}") from error
 
 
 def _from_json(source: str, text: str) -> list[int]:

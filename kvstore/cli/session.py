@@ -6,9 +6,9 @@ Global options are accepted before and after the verb (``kvstore --json ls`` and
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from dataclasses import dataclass
+from inspect import cleandoc
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
@@ -18,17 +18,12 @@ from click.core import ParameterSource
 from kvstore.cli.output import Output
 
 if TYPE_CHECKING:
-    from kvstore.store import EntryStore
+    from kvstore.runtime.store import Store
+    from kvstore.store.entry_store import EntryStore
 
-__all__ = ["Session", "default_store", "global_options", "pass_session", "verb"]
+__all__ = ["Session", "global_options", "pass_session", "verb"]
 
 F = TypeVar("F", bound=Callable[..., Any])
-
-
-def default_store() -> Path:
-    """``$XDG_CACHE_HOME/kvstore``, else ``~/.cache/kvstore``: where model tools keep their caches."""
-    base = os.environ.get("XDG_CACHE_HOME")
-    return (Path(base) if base else Path.home() / ".cache") / "kvstore"
 
 
 @dataclass
@@ -49,7 +44,19 @@ class Session:
     @property
     def path(self) -> Path:
         """The store's path."""
-        return self.store or default_store()
+        from kvstore.store.config import default_root
+
+        return self.store or default_root()
+
+    def open_store(self, *, create: bool = False) -> Store:
+        """Open the store with MLX behind it.
+
+        Raises:
+            StoreError: STORE_MISSING and the other STORE_* codes.
+        """
+        from kvstore.runtime.store import Store
+
+        return Store.open(self.path, create=create)
 
     def open_entries(self, *, create: bool = False, read_only: bool = False) -> EntryStore:
         """Open the store without MLX.
@@ -57,7 +64,7 @@ class Session:
         Raises:
             StoreError: STORE_MISSING and the other STORE_* codes.
         """
-        from kvstore.store import EntryStore
+        from kvstore.store.entry_store import EntryStore
 
         return EntryStore.open(self.path, create=create, read_only=read_only)
 
@@ -110,11 +117,13 @@ def global_options(function: F) -> F:
 def verb(name: str) -> Callable[[Callable[..., Any]], click.Command]:
     """Make a verb: a command that takes the global options too and gets the session first.
 
-    Put it above all other decorators.
+    Put it above all other decorators. Indented paragraphs of the docstring keep their lines in the help.
     """
 
     def decorate(function: Callable[..., Any]) -> click.Command:
-        command = click.command(name, context_settings={"help_option_names": ["-h", "--help"]})
+        paragraphs = cleandoc(function.__doc__ or "").split("\n\n")
+        text = "\n\n".join(f"\b\n{part}" if part.startswith(" ") else part for part in paragraphs)
+        command = click.command(name, help=text, context_settings={"help_option_names": ["-h", "--help"]})
         return command(_with_session(global_options(function)))
 
     return decorate

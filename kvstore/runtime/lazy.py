@@ -5,11 +5,13 @@ from __future__ import annotations
 import os
 from typing import Any
 
+from kvstore.format.layers import LayerRecord, leaves
 from kvstore.runtime.binding import BoundModel, bind
 from kvstore.runtime.folder import load_errors, locate
 from kvstore.runtime.identity import ModelIdentity
+from kvstore.runtime.probe import CacheOptions
 
-__all__ = ["load_tokenizer", "open_model"]
+__all__ = ["load_tokenizer", "open_model", "options_of"]
 
 
 def open_model(path: str | os.PathLike[str], adapter_path: str | os.PathLike[str] | None = None) -> BoundModel:
@@ -41,3 +43,15 @@ def load_tokenizer(path: str | os.PathLike[str]) -> Any:
     folder = locate(path).path
     with load_errors(folder):
         return utils.load_tokenizer(folder)
+
+
+def options_of(layers: tuple[LayerRecord, ...]) -> CacheOptions:
+    """The options under which a model makes caches like these: an entry's own quantization and window."""
+    found = [leaf for _, leaf in leaves(layers)]
+    quantized = next((leaf for leaf in found if leaf.kind == "kv-quantized"), None)
+    window = next((leaf for leaf in found if leaf.kind == "kv-rotating"), None)
+    return CacheOptions(
+        max_kv_size=None if window is None else window.integer("max_size"),
+        kv_bits=None if quantized is None else quantized.integer("bits"),
+        kv_group_size=64 if quantized is None else quantized.integer("group_size"),
+    )

@@ -75,7 +75,8 @@ def prefill(
         mx.eval([item.state for item in cache])
         mx.clear_cache()
         report(done, total)
-    report(total, total)
+    if done < total:
+        report(total, total)
     return Prefilled(cache, ids[:done])
 
 

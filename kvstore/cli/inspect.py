@@ -1,0 +1,210 @@
+"""Verbs that look: ``ls``, ``show``, ``match``, ``info``."""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Sequence
+from importlib.metadata import PackageNotFoundError, version
+from typing import TYPE_CHECKING, Any, Final
+
+import click
+
+from kvstore import __version__
+from kvstore.cli.entries import entry_document, entry_table, model_name
+from kvstore.cli.inputs import cache_options, encode_prompt, model_options, prompt_options, read_prompt, read_token_ids
+from kvstore.cli.output import human_bytes, human_count, table
+from kvstore.cli.session import Session, verb
+from kvstore.errors import fail
+
+if TYPE_CHECKING:
+    from kvstore.format.digest import Digest
+    from kvstore.format.manifest import Manifest
+    from kvstore.store.entries import EntryInfo
+    from kvstore.store.entry_store import EntryStore
+
+__all__ = ["info", "ls", "match", "show"]
+
+_LIBRARIES: Final = ("mlx", "mlx-lm", "numpy", "zstandard", "sqlalchemy")
+
+
+@verb("ls")
+@click.option("--namespace", help="Only entries in this namespace.")
+@click.option("--model", metavar="FOLDER|ID", help="Only entries of this model.")
+@click.option("--limit", type=click.IntRange(min=1), metavar="N", help="At most so many.")
+def ls(session: Session, namespace: str | None, model: str | None, limit: int | None) -> None:
+    """List entries.
+
+    The one that was stored or used last comes first. With -q only ids are printed.
+    """
+    with session.open_entries(read_only=True) as store:
+        digest = None
+        if model is not None:
+            from kvstore.runtime.identity import ModelIdentity
+
+            digest = ModelIdentity.from_path(model).digest
+        found = store.entries(model=digest, namespace=namespace, limit=limit)
+    lines = [item.entry_id for item in found] if session.quiet else entry_table(found)
+    session.output.result("ls", {"entries": [entry_document(item) for item in found]}, lines)
+    session.output.say(human_count(len(found), "entry", "entries"))
+
+
+@verb("show")
+@click.argument("ref")
+@click.option("--raw", type=click.Choice(["manifest", "receipt"]), help="Print the exact bytes of a document instead.")
+def show(session: Session, ref: str, raw: str | None) -> None:
+    """Show one entry.
+
+    REF is an entry id, at least 8 hex digits of one, or a label. --raw receipt prints the write receipt.
+    """
+    with session.open_entries(read_only=True) as store:
+        entry_id = store.resolve(ref)
+        manifest = store.manifest(entry_id)
+        receipts = store.receipts(entry_id)
+        if raw == "manifest":
+            session.output.raw(manifest.data)
+        elif raw == "receipt":
+            written = [receipt for receipt in receipts if receipt.type == "write"]
+            if not written:
+                raise fail("NOT_FOUND", f"there is no write receipt of {entry_id}", ref=ref)
+            session.output.raw(written[0].data)
+        else:
+            _show(session, store.info(entry_id), manifest, receipts)
+
+
+def _show(session: Session, item: EntryInfo, manifest: Manifest, receipts: Sequence[Any]) -> None:
+    from kvstore.cli.plan import layer_kinds
+    from kvstore.format.layout import layout_of
+
+    document = {
+        "entry": entry_document(item),
+        "model_type": manifest.model.model_type,
+        "tokenizer": manifest.tokenizer.to_json(),
+        "kinds": layer_kinds(manifest.layers),
+        "groups": [_group(group) for group in manifest.groups],
+        "layout_digest": layout_of(manifest.layers, manifest.token_count).digest,
+        "receipts": [{"digest": r.digest, "type": r.type, "made_at": r.made_at} for r in receipts],
+    }
+    session.output.result("show", document, _show_lines(item, manifest, document))
+
+
+def _group(group: Any) -> dict[str, Any]:
+    span = group.span
+    return {
+        "span": span.kind, "start": span.start, "rows": span.rows, "keep": span.keep, "layers": len(group.layers),
+        "payloads": len(group.payloads), "payload_bytes": sum(ref.size for ref in group.payloads),
+    }  # fmt: skip
+
+
+def _show_lines(item: EntryInfo, manifest: Manifest, document: dict[str, Any]) -> list[str]:
+    low = item.lowest_cut
+    cut = "only there" if low >= item.token_count else f"anywhere from {max(low, 1)} on"
+    facts = [
+        ("entry", item.entry_id),
+        ("labels", ", ".join(item.labels) or "none"),
+        ("model", f"{model_name(item)}, {manifest.model.model_type}"),
+        ("", manifest.model.digest),
+        ("tokens", f"{item.token_count}, restorable {cut}"),
+        ("bytes", f"{human_bytes(item.raw_bytes)}, stored in {human_bytes(item.stored_bytes)}"),
+        ("namespace", item.namespace),
+        ("created", entry_document(item)["created_at"]),
+        ("layout", document["layout_digest"]),
+    ]
+    if item.damaged:
+        facts.append(("damaged", "yes; kvstore verify says what"))
+    rows = [(kind, str(v["layers"]), human_bytes(v["bytes"])) for kind, v in sorted(document["kinds"].items())]
+    lines = [f"{name:<10} {value}" for name, value in facts]
+    return [*lines, "", *table(("KIND", "LAYERS", "BYTES"), rows, right=(1, 2))]
+
+
+@verb("match")
+@model_options(required=True)
+@prompt_options
+@cache_options
+@click.option("--namespace", default="default", show_default=True, help="The namespace to look in.")
+@click.option("--fits", is_flag=True, help="Only entries that the model's own cache can hold (imports mlx_lm).")
+def match(session: Session, **options: Any) -> None:
+    """Find the entry that holds the longest prefix of a prompt.
+
+    Nothing is loaded and no payload is read. The last token is never restored: a model needs one to
+    evaluate. --kv-bits and --max-kv-size imply --fits. Without an entry the exit code is 3.
+    """
+    if bool(options["prompt"]) == bool(options["tokens"]):
+        raise fail("USAGE", "match needs either --prompt or --tokens")
+    ids = read_token_ids(options["tokens"]) if options["tokens"] else _encode(options)
+    from kvstore.format.prefix import as_token_ids
+    from kvstore.runtime.identity import ModelIdentity
+
+    with session.open_entries(read_only=True) as store:
+        identity = ModelIdentity.from_path(options["model"], options["adapter_path"])
+        found = store.match(
+            identity.digest, options["namespace"], as_token_ids(ids), signature=_signature(options)
+        )
+        _report_match(session, store, found, len(ids))
+
+
+def _encode(options: dict[str, Any]) -> list[int]:
+    from kvstore.runtime.lazy import load_tokenizer
+
+    return encode_prompt(load_tokenizer(options["model"]), read_prompt(options["prompt"]), chat=options["chat"])
+
+
+def _signature(options: dict[str, Any]) -> Digest | None:
+    """What the model's cache looks like under the options, or None where any entry will do."""
+    if not (options["fits"] or options["kv_bits"] or options["max_kv_size"]):
+        return None
+    from kvstore.format.compat import signature_digest
+    from kvstore.runtime.probe import CacheOptions, probe_folder
+
+    shape = CacheOptions(
+        max_kv_size=options["max_kv_size"], kv_bits=options["kv_bits"], kv_group_size=options["kv_group_size"]
+    )
+    return signature_digest(probe_folder(options["model"], shape).signature, None)
+
+
+def _report_match(session: Session, store: EntryStore, found: Any, count: int) -> None:
+    reasons = [reason.to_json() for reason in found.reasons]
+    if not found:
+        why = "; ".join(reason.message for reason in found.reasons) or "nothing is stored"
+        raise fail(
+            "NO_PREFIX", f"no entry can be restored for these {human_count(count, 'token')}: {why}",
+            common_tokens=found.common_tokens, query_tokens=count, reasons=reasons,
+        )  # fmt: skip
+    item = store.info(found.entry_id)
+    session.output.result(
+        "match",
+        {
+            "entry_id": found.entry_id, "labels": list(item.labels), "token_count": found.token_count,
+            "common_tokens": found.common_tokens, "query_tokens": count, "reasons": reasons,
+        },
+        [f"{found.entry_id}  {found.token_count} of {human_count(count, 'token')}"],
+    )  # fmt: skip
+    for reason in found.reasons:
+        session.output.say(f"note: {reason.message}", level=1)
+
+
+@verb("info")
+def info(session: Session) -> None:
+    """Show the store's path, sizes and versions.
+
+    kvstore works on files alone: it uses no network, sends nothing and runs no server.
+    """
+    with session.open_entries(read_only=True) as store:
+        stats = store.stats().to_json()
+        path, store_id, read_only = store.root, store.store_id, store.read_only
+    versions: dict[str, str | None] = {"kvstore": __version__, "python": platform.python_version()}
+    versions |= {name: _version(name) for name in _LIBRARIES}
+    document = {"path": str(path), "store_id": store_id, "read_only": read_only, "stats": stats, "versions": versions}
+    lines = [f"{'path':<16} {path}", f"{'store id':<16} {store_id}"]
+    for name, value in stats.items():
+        shown = human_bytes(value) if name.endswith("bytes") and isinstance(value, int) else str(value)
+        lines.append(f"{name.replace('_', ' '):<16} {shown}")
+    lines.append(f"{'versions':<16} " + ", ".join(f"{name} {text or 'absent'}" for name, text in versions.items()))
+    session.output.result("info", document, lines)
+
+
+def _version(package: str) -> str | None:
+    """The installed version, without importing the package."""
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None

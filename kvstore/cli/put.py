@@ -1,0 +1,156 @@
+"""``put``: from a prompt, from token ids, or from a file that mlx_lm wrote."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from kvstore.cli.inputs import (
+    cache_options,
+    encode_prompt,
+    model_options,
+    prompt_options,
+    read_prompt,
+    read_token_ids,
+    write_file,
+)
+from kvstore.cli.output import human_bytes, human_count
+from kvstore.cli.session import Session, verb
+from kvstore.errors import fail
+
+if TYPE_CHECKING:
+    from kvstore.format.receipt import Receipt
+    from kvstore.runtime.prefill import Prefilled
+    from kvstore.runtime.store import Store
+
+__all__ = ["put"]
+
+
+@verb("put")
+@click.argument("file", required=False, type=click.Path(path_type=Path))
+@model_options(required=True)
+@prompt_options
+@cache_options
+@click.option("--quantized-kv-start", type=click.IntRange(min=0), default=0, show_default=True, metavar="N",
+              help="Token after which the KV cache is quantized.")
+@click.option("--prefill-step-size", type=click.IntRange(min=1), metavar="N", help="Tokens for each evaluation.")
+@click.option("--label", metavar="NAME", help="A name for the entry; it moves if it is taken.")
+@click.option("--namespace", default="default", show_default=True, help="Entries of different namespaces never meet.")
+@click.option("--codec", type=click.Choice(["small", "fast"]), default="small", show_default=True,
+              help="Compress well, or hardly at all.")
+@click.option("--receipt", type=click.Path(path_type=Path), metavar="FILE", help="Write the receipt to this file.")
+def put(session: Session, file: Path | None, **options: Any) -> None:
+    """Store a KV cache: prefill a prompt, or take in an mlx-lm file.
+
+      kvstore put --model M --prompt FILE      run the model over a prompt
+      kvstore put --model M --tokens FILE      the same, for token ids
+      kvstore put CACHE.safetensors --model M --tokens FILE
+                                               take in a file of mlx_lm.cache_prompt
+
+    The entry's id is printed. Putting the same cache again gives the same id and writes nothing.
+    An mlx-lm file says nothing of weights and tokens: --model and --tokens must be those that made it.
+    """  # fmt: skip
+    prompt, tokens = options["prompt"], options["tokens"]
+    if file is not None and (prompt or not tokens):
+        raise fail("USAGE", "put FILE needs --tokens: the ids that the cache was computed from")
+    if bool(prompt) == bool(tokens):
+        raise fail("USAGE", "put needs either --prompt or --tokens")
+    if file is None:
+        _prefill_and_put(session, options)
+    else:
+        _import(session, file, options)
+
+
+def _prefill_and_put(session: Session, options: dict[str, Any]) -> None:
+    """Everything that can be wrong with the call first, then the model, then the work."""
+    out = session.output
+    text = read_prompt(options["prompt"]) if options["prompt"] else None
+    ids = read_token_ids(options["tokens"]) if options["tokens"] else []
+    with session.open_store(create=True) as store:
+        from kvstore.runtime.binding import load_model
+
+        out.say("loading the model", level=1)
+        bound = load_model(options["model"], options["adapter_path"])
+        if text is not None:
+            ids = encode_prompt(bound.tokenizer, text, chat=options["chat"])
+        filled, timing = _prefill(session, bound.model, ids, options)
+        receipt, created = _put(session, store, filled.cache, filled.token_ids, bound, options)
+    _report(session, receipt, created, options, timing)
+
+
+def _prefill(session: Session, model: Any, ids: list[int], options: dict[str, Any]) -> tuple[Prefilled, dict[str, Any]]:
+    from kvstore.runtime.prefill import prefill
+    from kvstore.runtime.probe import CacheOptions
+
+    shape = CacheOptions(
+        max_kv_size=options["max_kv_size"], kv_bits=options["kv_bits"], kv_group_size=options["kv_group_size"]
+    )
+    with session.output.progress("prefill", total=len(ids), unit="tokens") as bar:
+        filled = prefill(
+            model, ids, options=shape, quantized_kv_start=options["quantized_kv_start"],
+            step=options["prefill_step_size"], progress=bar.update,
+        )  # fmt: skip
+        seconds = bar.seconds
+    count = len(filled.token_ids)
+    return filled, {
+        "tokens": count, "seconds": round(seconds, 3), "tokens_per_second": round(count / max(seconds, 1e-9), 2),
+    }  # fmt: skip
+
+
+def _import(session: Session, file: Path, options: dict[str, Any]) -> None:
+    ids = read_token_ids(options["tokens"])
+    with session.open_store(create=True) as store:
+        from kvstore.runtime.identity import ModelIdentity
+        from kvstore.runtime.prompt_file import read_prompt_file
+
+        found = read_prompt_file(file)
+        identity = ModelIdentity.from_path(options["model"], options["adapter_path"])
+        writer = found.metadata.get("model")
+        if writer not in (None, options["model"]):
+            session.output.say(f"note: {file.name} says that its model is {writer!r}")
+        receipt, created = _put(session, store, found.cache, ids, identity, options)
+    _report(session, receipt, created, options, None)
+
+
+def _put(
+    session: Session, store: Store, cache: Any, ids: Any, model: Any, options: dict[str, Any]
+) -> tuple[Receipt, bool]:
+    """Store the cache; the write receipt, and whether the entry is new."""
+    with session.output.progress("storing", total=1, unit="bytes") as bar:
+        receipt = store.put(
+            cache, token_ids=ids, model=model, label=options["label"], namespace=options["namespace"],
+            codec=options["codec"], progress=bar.update,
+        )  # fmt: skip
+    # Only what wrote something leaves its receipt, so an entry's first one is that of the call that made it.
+    first = next((r for r in store.entries.receipts(receipt.subject) if r.type == "write"), None)
+    return receipt, first is not None and first.digest == receipt.digest
+
+
+def _report(
+    session: Session, receipt: Receipt, created: bool, options: dict[str, Any],  # noqa: FBT001
+    timing: dict[str, Any] | None,
+) -> None:  # fmt: skip
+    if options["receipt"]:
+        write_file(options["receipt"], receipt.data)
+    facts: dict[str, Any] = dict(receipt.facts)
+    session.output.result(
+        "put",
+        {
+            "entry_id": receipt.subject, "created": created, "label": options["label"],
+            "namespace": options["namespace"], "token_count": facts["token_count"],
+            "raw_bytes": facts["payload_bytes"], "stored_bytes": facts["stored_bytes"],
+            "objects_written": facts["objects_written"], "objects_reused": facts["objects_reused"],
+            "receipt": receipt.digest, "prefill": timing,
+        },
+        [receipt.subject],
+    )  # fmt: skip
+    if timing:
+        tokens = human_count(timing["tokens"], "token")
+        session.output.say(f"prefilled {tokens} in {timing['seconds']:.1f} s, {timing['tokens_per_second']} tokens/s")
+    size = human_bytes(facts["payload_bytes"])
+    if created:
+        session.output.say(f"stored {size} in {human_bytes(facts['stored_bytes'])}")
+    else:
+        session.output.say(f"was stored already: {size}, nothing written")
