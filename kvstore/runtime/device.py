@@ -7,6 +7,7 @@ limit that the backend does not tell is null there, and its check ``not observab
 from __future__ import annotations
 
 import platform
+from functools import cache
 from importlib import metadata
 from pathlib import Path
 from typing import Any, Final
@@ -43,12 +44,17 @@ def device_facts() -> dict[str, Json]:
 def library_versions() -> dict[str, str]:
     """Versions of Python and of the libraries that state is made and moved with, for receipts."""
     found = {"kvstore": __version__, "python": platform.python_version()}
-    for name in _LIBRARIES:
-        try:
-            found[name] = metadata.version(name)
-        except metadata.PackageNotFoundError:
-            continue
-    return found
+    installed = ((name, _installed(name)) for name in _LIBRARIES)
+    return {**found, **{name: version for name, version in installed if version is not None}}
+
+
+@cache
+def _installed(name: str) -> str | None:
+    """A distribution's version; it takes a millisecond to find out, and every receipt asks."""
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return None
 
 
 def memory_budget() -> int | None:

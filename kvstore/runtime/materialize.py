@@ -10,11 +10,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, closing, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from kvstore.errors import fail
-from kvstore.format.compat import Policy, Wanted, require_compatible
+from kvstore.format.compat import Policy, Wanted, mismatches, require_compatible
 from kvstore.format.groups import PayloadRef, Segment, segment_tensors, segments
 from kvstore.format.layout import Buffer, Layout
 from kvstore.format.manifest import Manifest
@@ -95,16 +95,16 @@ def plan_restore(
     namespace: str = DEFAULT_NAMESPACE,
     policy: Policy = "strict",
     method: str | None = None,
-    names: Mapping[str, Any] | None = None,
-    probed: Probe | None = None,
+    names: Callable[[], Mapping[str, Any]] = dict,
+    prober: Callable[[BoundModel, CacheOptions], Probe] = probe,
     budget: int | None = None,
 ) -> Plan:
     """Steps 5 to 7: prove that the entry may be restored into the model, at that token, on this device.
 
     Args:
         method: Name of the lossy method whose entries are acceptable.
-        names: Names of the entry's model, shown in a refusal beside the receiver's.
-        probed: :func:`kvstore.runtime.probe.probe` of the model with ``options``, where it is at hand.
+        names: Gives names of the entry's model, shown in a refusal beside the receiver's.
+        prober: Probes the model; a caller that has done it before gives what it found.
         budget: Bytes that the caches may take, by default what the device has free.
 
     Raises:
@@ -114,13 +114,10 @@ def plan_restore(
     """
     bound = require_bound(into)
     wanted = Wanted(bound.identity.model, bound.identity.tokenizer, namespace, policy, None, method)
-    sides = {"entry": dict(names or {}), "model": dict(bound.identity.names)}
     # The identity first: a model of another shape should be named as another model, not as other shapes.
-    require_compatible(manifest, wanted, names=sides)
+    _require_compatible(manifest, wanted, bound, names)
     chosen = options or CacheOptions()
-    probed = probed or probe(bound, chosen)
-    wanted = Wanted(wanted.model, wanted.tokenizer, namespace, policy, probed.signature, method)
-    require_compatible(manifest, wanted, names=sides)
+    _require_compatible(manifest, replace(wanted, signature=prober(bound, chosen).signature), bound, names)
     require_cut(manifest, tokens)
     templates = make_cache(bound.model, chosen)
     plan = Plan(manifest, tokens, needs(manifest.layers, tokens, templates), templates, {})
@@ -131,6 +128,14 @@ def plan_restore(
         "cut": "verified", "token_count": "not observable" if manifest.asserted else "verified", **device,
     }  # fmt: skip
     return Plan(manifest, tokens, plan.needs, templates, checks)
+
+
+def _require_compatible(
+    manifest: Manifest, wanted: Wanted, bound: BoundModel, names: Callable[[], Mapping[str, Any]]
+) -> None:
+    """Names cost a query, so they are asked for only where there is something to tell."""
+    if mismatches(manifest, wanted):
+        require_compatible(manifest, wanted, names={"entry": dict(names()), "model": dict(bound.identity.names)})
 
 
 @dataclass(frozen=True, slots=True)

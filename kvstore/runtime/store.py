@@ -23,7 +23,7 @@ from kvstore.format.manifest import MethodRecord
 from kvstore.format.object import Codec
 from kvstore.format.prefix import DEFAULT_NAMESPACE, MediaItem, TokenIds, as_token_ids
 from kvstore.format.receipt import Receipt
-from kvstore.runtime.binding import BoundModel, identity_of, require_bound
+from kvstore.runtime.binding import BoundModel, identity_of
 from kvstore.runtime.capture import capture
 from kvstore.runtime.device import device_facts, library_versions
 from kvstore.runtime.evidence import load_receipt
@@ -35,6 +35,7 @@ from kvstore.runtime.probe import CacheOptions, Probe, probe, probe_folder
 from kvstore.runtime.results import Details, Hit, Restored
 from kvstore.store.entries import EntryInfo
 from kvstore.store.entry_store import EntryStore
+from kvstore.store.findings import Report
 from kvstore.store.match import Found
 from kvstore.store.read import Verification
 from kvstore.store.remove import Removed
@@ -175,7 +176,6 @@ class Store:
             IntegrityError: bytes are missing or damaged.
             CancelledError: CANCELLED.
         """
-        bound = require_bound(into)
         hit = self._hit(wanted, options, namespace, method)
         entry_id = hit.entry_id
         if entry_id is None:
@@ -183,8 +183,8 @@ class Store:
         manifest = self.entries.manifest(entry_id)
         tokens = hit.token_count or manifest.token_count
         plan = plan_restore(
-            manifest, tokens, bound, options=hit.options, namespace=hit.namespace, policy=policy, method=hit.method,
-            names=self._names(entry_id), probed=self._probe(bound, hit.options or CacheOptions()), budget=budget,
+            manifest, tokens, into, options=hit.options, namespace=hit.namespace, policy=policy, method=hit.method,
+            names=lambda: self._names(entry_id), prober=self._probe, budget=budget,
         )  # fmt: skip
         filled = fill(self.entries, plan, verification=verification, progress=progress, cancelled=cancelled)
         self.entries.touch(entry_id)
@@ -200,6 +200,18 @@ class Store:
         return Details(
             self.entries.info(entry_id), self.entries.manifest(entry_id), tuple(self.entries.receipts(entry_id))
         )
+
+    def verify(
+        self, refs: Sequence[str] | None = None, *, deep: bool = False, progress: Progress | None = None,
+        cancelled: Callable[[], bool] | None = None,
+    ) -> Report:  # fmt: skip
+        """Check entries, or the whole store; ``deep`` also decodes every payload and checks its digest.
+
+        Raises:
+            NotFoundError, UsageError: NOT_FOUND, REF_AMBIGUOUS. What is wrong with the store is in the report.
+        """
+        ids = None if refs is None else [self.entries.resolve(ref) for ref in refs]
+        return self.entries.verify(ids, deep=deep, progress=progress, cancelled=cancelled)
 
     def remove(self, *refs: str) -> Removed:
         """Remove entries, and the objects that no other entry needs. Raises NOT_FOUND, REF_AMBIGUOUS."""
