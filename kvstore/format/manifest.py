@@ -116,6 +116,11 @@ class Manifest:
                 for leaf in self.leaves.values() if not leaf.never_written]  # fmt: skip
         return max(cuts, default=self.token_count)
 
+    def can_cut(self, tokens: int) -> bool:
+        """Whether the entry can be restored at ``tokens``: not below the lowest cut, not within a media item."""
+        inside = any(item.start < tokens < item.start + item.length for item in self.prefix.media)
+        return max(self.lowest_cut, 1) <= tokens <= self.token_count and not inside
+
     @property
     def asserted(self) -> bool:
         """Whether no layer has an offset, so that the token count is the caller's word."""

@@ -261,6 +261,13 @@ def test_lowest_cut(layers: tuple[LayerRecord, ...], lowest: int) -> None:
     assert manifest(layers).lowest_cut == lowest
 
 
+def test_can_cut() -> None:
+    made = manifest((LEAVES["kv"],))  # with a media item of ten tokens from position 250 on
+    possible = [tokens for tokens in range(COUNT + 2) if made.can_cut(tokens)]
+    assert possible == [*range(1, 251), *range(260, COUNT + 1)]
+    assert [tokens for tokens in range(COUNT + 2) if SAMPLE.can_cut(tokens)] == [COUNT]
+
+
 def test_asserted_token_count() -> None:
     assert manifest((LEAVES["state"], NEVER_WRITTEN)).asserted
     assert not manifest((LEAVES["state"], LEAVES["kv"])).asserted

@@ -1,0 +1,157 @@
+"""The worked example of SPEC.md, made by the code that it describes.
+
+Run ``python -m scripts.spec_example`` after a change of the format: it puts the blocks
+that :func:`blocks` gives in place of those that stand between ``<!-- example NAME -->``
+and the end of the next fence. A test holds SPEC.md equal to what would be written.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from kvstore.format.digest import sha256_digest
+from kvstore.format.groups import Group, PayloadRef, plan_groups
+from kvstore.format.json import Json, canonical_bytes
+from kvstore.format.layers import LayerRecord, TensorRecord
+from kvstore.format.layout import layout_of
+from kvstore.format.manifest import Manifest, PrefixRecord, check_manifest, check_prefix
+from kvstore.format.model import FileRecord, ModelRecord, TokenizerRecord, config_digest
+from kvstore.format.object import encode_object
+from kvstore.format.prefix import as_token_ids, chain_digests, prefix_digest
+from kvstore.format.receipt import Receipt
+from kvstore.format.tensors import Payload
+
+SPEC = Path(__file__).parents[1] / "SPEC.md"
+BLOCK = re.compile(r"<!-- example ([a-z-]+) -->\n```[^\n]*\n(?:(?!```)[^\n]*\n)*```\n")
+
+IDS = as_token_ids([1, 450, 70000])
+CONFIG: dict[str, Json] = {"head_dim": 2, "model_type": "toy", "rope_theta": 10000, "rms_norm_eps": "0.000001"}
+
+
+def model() -> ModelRecord:
+    """A model of one layer, whose weight file holds eleven bytes."""
+    weights = b"toy weights"
+    return ModelRecord(
+        model_type="toy",
+        weights=(FileRecord("model.safetensors", len(weights), sha256_digest(weights)),),
+        config=config_digest(CONFIG),
+        code=(), adapter=None, processor=None,
+        geometry=(("head_dim", 2), ("num_hidden_layers", 1)),
+    )  # fmt: skip
+
+
+def payloads() -> tuple[Payload, Payload]:
+    """The state (keys and values of three tokens, one head, two channels) and the token ids."""
+    keys = np.arange(0x3F80, 0x3F86, dtype="<u2").reshape(1, 1, 3, 2)
+    values = np.arange(0xBF80, 0xBF86, dtype="<u2").reshape(1, 1, 3, 2)
+    state = Payload.make({"0.k": ("BF16", keys), "0.v": ("BF16", values)})
+    return state, Payload.make({"token_ids": ("U32", IDS)})
+
+
+def manifest() -> Manifest:
+    """The entry."""
+    state, tokens = payloads()
+    record = TensorRecord("BF16", (1, 1, 3, 2))
+    layers = (LayerRecord("kv", {"offset": 3}, {"k": record, "v": record}),)
+    ((span, paths),) = plan_groups(layers)
+    made = Manifest(
+        model=model(),
+        tokenizer=TokenizerRecord(sha256_digest(b"toy tokenizer"), None),
+        namespace="default",
+        prefix=PrefixRecord(
+            3, prefix_digest(model().digest, "default", IDS), PayloadRef(tokens.digest(), tokens.size)
+        ),
+        layers=layers,
+        groups=(Group(span, paths, (PayloadRef(state.digest(), state.size),)),),
+    )
+    check_prefix(check_manifest(made), IDS)
+    return made
+
+
+def receipt() -> Receipt:
+    """A load of the entry, on a machine without an accelerator."""
+    made = manifest()
+    return Receipt(
+        type="load",
+        subject=made.entry_id,
+        made_at="2026-01-02T03:04:05.678901Z",
+        producer={"name": "example", "version": "1"},
+        libraries={"mlx": "0.32.4"},
+        device={"backend": "cpu"},
+        checks={"model": "verified", "objects": "verified", "payload_digests": "skipped"},
+        facts={"layout_digest": layout_of(made.layers, 3).digest, "token_count": 3, "token_count_is": "verified"},
+    )
+
+
+def object_header() -> Any:
+    """The header of the state's object, stored without compression."""
+    state, _ = payloads()
+    encoded = encode_object(state, digest=state.digest(), namespace="default", codec="fast")
+    data = b"".join(bytes(part) for part in encoded.parts)
+    return json.loads(data[8 : 8 + int.from_bytes(data[4:8], "little")])
+
+
+def blocks() -> dict[str, str]:
+    """Every block of the example by name: the whole fence."""
+    made = manifest()
+    state, tokens = payloads()
+    chain = "".join(f"h({count}) = {link.hex()}\n" for count, link in chain_digests(made.model.digest, "default", IDS))
+    layout = layout_of(made.layers, 3)
+    return {
+        "manifest": _json("manifest.v1", made.to_json()),
+        "layout": _json("layout.v1", layout.to_json()),
+        "receipt": _json("receipt.v1", receipt().to_json()),
+        "object": _json("object.v1", object_header()),
+        "payload": _fence("text", _dump(state.to_bytes())),
+        "chain": _fence("text", chain),
+        "prefix-vectors": _fence("text", _prefix_vectors()),
+        "digests": _fence("text", "".join(f"{name:<16}{value}\n" for name, value in {
+            "config": made.model.config, "model": made.model.digest, "prefix": made.prefix.digest,
+            "token ids": tokens.digest(), "state": state.digest(), "layout": layout.digest, "entry id": made.entry_id,
+            "receipt": receipt().digest,
+        }.items())),
+    }  # fmt: skip
+
+
+def _prefix_vectors() -> str:
+    """Prefix digests under the example's model, for ids 7919·i mod 262144."""
+    lines = []
+    for count in (0, 1, 255, 256, 257, 512, 513, 1000):
+        ids = as_token_ids([7919 * n % 262144 for n in range(count)])
+        lines.append(f"{count:>5}  {prefix_digest(model().digest, 'default', ids)}")
+    return "\n".join(lines)
+
+
+def _json(kind: str, value: Any) -> str:
+    canonical_bytes(value)
+    text = json.dumps(value, indent=2, sort_keys=True)
+    text = re.sub(r"\[\s+([0-9,\s]+?)\s+\]", lambda match: f"[{', '.join(re.findall('[0-9]+', match[1]))}]", text)
+    return _fence(f"json mediatype=application/vnd.kvstore.{kind}+json", text)
+
+
+def _fence(info: str, text: str) -> str:
+    return f"```{info}\n{text.rstrip()}\n```\n"
+
+
+def _dump(data: bytes) -> str:
+    lines = []
+    for start in range(0, len(data), 16):
+        row = data[start : start + 16]
+        text = "".join(chr(byte) if 32 <= byte < 127 else "." for byte in row)
+        lines.append(f"{start:04x}  {row.hex(' '):<47}  {text}")
+    return "\n".join(lines)
+
+
+def rewritten(text: str) -> str:
+    """SPEC.md's text with its example blocks made anew."""
+    made = blocks()
+    return BLOCK.sub(lambda match: f"<!-- example {match[1]} -->\n{made[match[1]]}", text)
+
+
+if __name__ == "__main__":
+    SPEC.write_text(rewritten(SPEC.read_text()))
