@@ -1,8 +1,9 @@
-"""The worked example of SPEC.md, made by the code that it describes.
+"""The parts of SPEC.md that are made by the code: the worked example and the table of error codes.
 
-Run ``python -m scripts.spec_example`` after a change of the format: it puts the blocks
+Run ``python -m scripts.spec_example`` after a change of the format or of the codes: it puts the blocks
 that :func:`blocks` gives in place of those that stand between ``<!-- example NAME -->``
-and the end of the next fence. A test holds SPEC.md equal to what would be written.
+and the end of the next fence, and the table after ``<!-- codes -->`` likewise. A test
+holds SPEC.md equal to what would be written.
 """
 
 from __future__ import annotations
@@ -14,6 +15,8 @@ from typing import Any
 
 import numpy as np
 
+from kvstore import errors
+from kvstore.codes import CODES
 from kvstore.format.digest import sha256_digest
 from kvstore.format.groups import Group, PayloadRef, plan_groups
 from kvstore.format.json import Json, canonical_bytes
@@ -28,6 +31,8 @@ from kvstore.format.tensors import Payload
 
 SPEC = Path(__file__).parents[1] / "SPEC.md"
 BLOCK = re.compile(r"<!-- example ([a-z-]+) -->\n```[^\n]*\n(?:(?!```)[^\n]*\n)*```\n")
+
+CODE_TABLE = re.compile(r"<!-- codes -->\n(?:\|[^\n]*\n)*")
 
 IDS = as_token_ids([1, 450, 70000])
 CONFIG: dict[str, Json] = {"head_dim": 2, "model_type": "toy", "rope_theta": 10000, "rms_norm_eps": "0.000001"}
@@ -150,7 +155,18 @@ def _dump(data: bytes) -> str:
 def rewritten(text: str) -> str:
     """SPEC.md's text with its example blocks made anew."""
     made = blocks()
+    text = CODE_TABLE.sub(lambda _: f"<!-- codes -->\n{code_table()}", text)
     return BLOCK.sub(lambda match: f"<!-- example {match[1]} -->\n{made[match[1]]}", text)
+
+
+def code_table() -> str:
+    """The table of error codes."""
+    rows = ["| code | phase | class | exit | meaning |", "| --- | --- | --- | --- | --- |"]
+    rows += [
+        f"| `{name}` | {code.phase} | {code.error} | {getattr(errors, code.error).exit_code} | {code.sentence} |"
+        for name, code in CODES.items()
+    ]
+    return "\n".join(rows) + "\n"
 
 
 if __name__ == "__main__":
