@@ -5,9 +5,9 @@ edge is cut where stored prefixes part, and at every multiple of 256. So each id
 distinct prefix is stored once, a node that ends at a multiple of 256 has a digest of the
 prefix chain, and a child is told from its siblings by the first thing that it holds.
 
-Finding the longest stored prefix takes two queries however large the tree is: one asks
-for the chain digests of all full blocks and gives the deepest node that ends at one;
-the other steps from there along first ids, at most 255 times and still inside one block.
+Finding the longest stored prefix takes two queries however large the tree is: one has
+the chain digests of all full blocks and bisects for the deepest that is stored; the
+other steps from there along first ids, at most 255 times and still inside one block.
 
 A media item is part of the text: the place where it starts is the token id *and* a
 fingerprint of the item. Equal ids with another image are another prefix.
@@ -35,8 +35,7 @@ __all__ = ["BEYOND", "Spot", "Step", "ancestors", "locate", "classes", "leaves",
 BEYOND: Final = MAX_TOKENS + 1
 """Stands in ``reach.cut`` for every lowest cut beyond the node's end."""
 
-_DIGESTS_PER_QUERY: Final = 512
-
+_DIGEST_BYTES: Final = 32
 _HAS_DIGEST: Final = sa.text("digest IS NOT NULL")
 
 nodes: Final[sa.Table] = sa.Table(
@@ -137,10 +136,9 @@ def locate(conn: sa.Connection, chain: Sequence[bytes], symbols: Symbols) -> Spo
     Returns:
         The spot, or None where nothing of this model is stored in this namespace.
     """
-    node = _deepest_block(conn, chain)
-    if node is None:
+    row = conn.execute(_DEEPEST, {"chain": b"".join(chain), "beyond": len(chain) + 1}).first()
+    if row is None:
         return None
-    row = conn.execute(_NODE, {"node": node}).one()
     start = row.end - len(row.ids) // ID_BYTES
     steps = [Step(row.node, row.parent, start, row.end, row.ids, row.media)]
     depth: int = row.end
@@ -148,18 +146,6 @@ def locate(conn: sa.Connection, chain: Sequence[bytes], symbols: Symbols) -> Spo
         steps.append(step)
         depth = step.start + common
     return Spot(tuple(steps), depth)
-
-
-def _deepest_block(conn: sa.Connection, chain: Sequence[bytes]) -> int | None:
-    """Digests of stored prefixes are stored from the root on without a gap, so the first absent one ends the search."""
-    deepest = None
-    for first in range(0, len(chain), _DIGESTS_PER_QUERY):
-        part = chain[first : first + _DIGESTS_PER_QUERY]
-        found = {row.digest: row.node for row in conn.execute(_BLOCKS, {"digests": list(part)})}
-        deepest = next((found[digest] for digest in reversed(part) if digest in found), deepest)
-        if part[-1] not in found:
-            break
-    return deepest
 
 
 def _inside_block(conn: sa.Connection, last: Step, symbols: Symbols) -> Iterator[tuple[Step, int]]:
@@ -184,16 +170,40 @@ def _inside_block(conn: sa.Connection, last: Step, symbols: Symbols) -> Iterator
             return
 
 
-_NODE: Final = sa.select(nodes.c.node, nodes.c.parent, nodes.c.end, nodes.c.ids, nodes.c.media).where(
-    nodes.c.node == sa.bindparam("node")
-)
 _CHILD: Final = sa.select(nodes.c.node, nodes.c.ids, nodes.c.media).where(
     nodes.c.parent == sa.bindparam("node"), nodes.c.head == sa.bindparam("head")
 )
-# Both columns are in the index, so no row of a node is read.
-_BLOCKS: Final = sa.select(nodes.c.node, nodes.c.digest).where(
-    nodes.c.digest.in_(sa.bindparam("digests", expanding=True)), nodes.c.digest.is_not(None)
-)
+
+
+def _deepest() -> sa.Select[tuple[int, int | None, int, bytes, bytes | None]]:
+    """The node of the last digest in ``chain`` that is stored, by bisection.
+
+    Nodes of a stored prefix are there from the root on without a gap, so a digest is stored exactly
+    if all before it are: ``low`` counts digests that are, and number ``high`` is not.
+    """
+    search = sa.select(
+        sa.literal(0).label("low"), sa.bindparam("beyond", type_=BigKey).label("high"),
+        sa.cast(sa.null(), BigKey).label("node"),
+    ).cte("search", recursive=True)  # fmt: skip
+    middle = (search.c.low + search.c.high) // 2
+    chain, first = sa.bindparam("chain", type_=sa.LargeBinary), (middle - 1) * _DIGEST_BYTES + 1
+    digest = sa.func.substr(chain, first, _DIGEST_BYTES, type_=sa.LargeBinary)
+    step = (
+        sa.select(
+            sa.case((nodes.c.node.is_(None), search.c.low), else_=middle),
+            sa.case((nodes.c.node.is_(None), middle), else_=search.c.high),
+            sa.func.coalesce(nodes.c.node, search.c.node),
+        )
+        .select_from(search.outerjoin(nodes, sa.and_(nodes.c.digest == digest, nodes.c.digest.is_not(None))))
+        .where(search.c.high - search.c.low > 1)
+    )
+    search = search.union_all(step)
+    return sa.select(nodes.c.node, nodes.c.parent, nodes.c.end, nodes.c.ids, nodes.c.media).where(
+        nodes.c.node == search.c.node, search.c.high - search.c.low == 1
+    )
+
+
+_DEEPEST: Final = _deepest()
 
 
 def _walk() -> sa.Select[tuple[int, bytes, bytes | None]]:
