@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from kvstore.cli.entries import entry_document, entry_table
 from kvstore.cli.output import human_bytes, human_count, table
 from kvstore.cli.session import Session, verb
-from kvstore.errors import fail
+from kvstore.errors import IntegrityError, fail
+
+if TYPE_CHECKING:
+    from kvstore.store.findings import Report
 
 __all__ = ["init", "label", "rm", "unlabel", "verify"]
 
@@ -109,4 +112,15 @@ def verify(session: Session, refs: tuple[str, ...], deep: bool) -> None:  # noqa
         wanted = [store.resolve(ref) for ref in refs] or None
         with out.progress("verify", total=1, unit="bytes") as bar:
             report = store.verify(wanted, deep=deep, progress=bar.update)
-    raise NotImplementedError(report, human_bytes)
+    lines = [f"{item.severity}: {item.code} {item.subject}: {item.message}. {item.action}" for item in report.findings]
+    counts = f"{human_count(report.entries, 'entry', 'entries')}, {human_count(report.objects, 'object')}"
+    lines.append(f"{counts}, {human_bytes(report.bytes_read)}: {_verdict(report)}")
+    out.result("verify", report.to_json(), lines)
+    if not report.ok:
+        raise click.exceptions.Exit(IntegrityError.exit_code)
+
+
+def _verdict(report: Report) -> str:
+    if not report.ok:
+        return "damaged"
+    return "all payloads are what they should be" if report.deep else "all stored bytes are what they should be"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from kvstore.cli import inputs
@@ -17,7 +19,7 @@ from kvstore.format.layers import QUANTIZATION_BITS, QUANTIZATION_GROUPS
         ("", []), ("4294967295", [4294967295]), ("[4294967296]", [4294967296]), ("007", [7]),
     ],
 )  # fmt: skip
-def test_token_files_may_be_json_or_plain(tmp_path, text, ids):
+def test_token_files_may_be_json_or_plain(tmp_path: Path, text: str, ids: list[int]) -> None:
     file = tmp_path / "ids"
     file.write_text(text)
     assert read_token_ids(str(file)) == ids
@@ -28,7 +30,7 @@ def test_token_files_may_be_json_or_plain(tmp_path, text, ids):
     ["one", "1 2 x", "-1", "1.5", "[1.0]", "[true]", "[null]", '["1"]', "[[1]]", "[1", '{"ids": [1]}', "1;2", "²",
      "9" * 21, "[NaN]", "[" * 100_000],
 )  # fmt: skip
-def test_anything_else_is_refused(tmp_path, text):
+def test_anything_else_is_refused(tmp_path: Path, text: str) -> None:
     file = tmp_path / "ids"
     file.write_text(text)
     with pytest.raises(InvalidError) as error:
@@ -36,24 +38,24 @@ def test_anything_else_is_refused(tmp_path, text):
     assert error.value.code == "TOKEN_ID_RANGE"
 
 
-def test_a_file_that_is_not_there_is_a_wrong_call(tmp_path):
+def test_a_file_that_is_not_there_is_a_wrong_call(tmp_path: Path) -> None:
     for read in (read_token_ids, read_prompt):
         with pytest.raises(UsageError):
             read(str(tmp_path / "none"))
 
 
-def test_a_prompt_must_be_utf8(tmp_path):
+def test_a_prompt_must_be_utf8(tmp_path: Path) -> None:
     file = tmp_path / "prompt"
     file.write_bytes(b"caf\xe9")
     with pytest.raises(UsageError, match="byte 3"):
         read_prompt(str(file))
 
 
-def test_chat_needs_a_template():
+def test_chat_needs_a_template() -> None:
     with pytest.raises(UsageError, match="chat template"):
         encode_prompt(object(), "hello", chat=True)
 
 
-def test_choices_are_those_of_the_format():
+def test_choices_are_those_of_the_format() -> None:
     assert tuple(inputs._BITS.choices) == QUANTIZATION_BITS
     assert tuple(inputs._GROUPS.choices) == QUANTIZATION_GROUPS

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import pytest
 
@@ -17,21 +18,21 @@ from kvstore.cli.output import Output, Progress, human_bytes, human_count, table
         (10**15, "1.0 PB"), (10**19, "10000 PB"),
     ],
 )  # fmt: skip
-def test_sizes_are_decimal_and_short(count, text):
+def test_sizes_are_decimal_and_short(count: int, text: str) -> None:
     assert human_bytes(count) == text
 
 
-def test_counts_agree_in_number():
+def test_counts_agree_in_number() -> None:
     assert [human_count(n, "entry", "entries") for n in (0, 1, 2)] == ["0 entries", "1 entry", "2 entries"]
     assert human_count(2, "token") == "2 tokens"
 
 
-def test_columns_align_and_lines_have_no_trailing_spaces():
+def test_columns_align_and_lines_have_no_trailing_spaces() -> None:
     lines = table(("NAME", "SIZE"), [("a", "1 B"), ("longer", "12 MB")], right=(1,))
     assert lines == ["NAME     SIZE", "a         1 B", "longer  12 MB"]
 
 
-def test_text_goes_to_stdout_and_messages_to_stderr(capsys):
+def test_text_goes_to_stdout_and_messages_to_stderr(capsys: pytest.CaptureFixture[str]) -> None:
     out = Output()
     out.result("thing", {"a": 1}, ["first", "second"])
     out.say("message")
@@ -39,7 +40,7 @@ def test_text_goes_to_stdout_and_messages_to_stderr(capsys):
     assert capsys.readouterr() == ("first\nsecond\n", "message\n")
 
 
-def test_json_is_one_document_and_silences_messages(capsys):
+def test_json_is_one_document_and_silences_messages(capsys: pytest.CaptureFixture[str]) -> None:
     out = Output(as_json=True)
     out.result("thing", {"a": "é"}, ["first"])
     out.say("message")
@@ -48,14 +49,14 @@ def test_json_is_one_document_and_silences_messages(capsys):
     assert written.err == ""
 
 
-def test_quiet_silences_messages_and_keeps_the_result(capsys):
+def test_quiet_silences_messages_and_keeps_the_result(capsys: pytest.CaptureFixture[str]) -> None:
     out = Output(quiet=True)
     out.result("thing", {}, ["result"])
     out.say("message")
     assert capsys.readouterr() == ("result\n", "")
 
 
-def test_an_error_is_a_document_on_stderr_with_json(capsys):
+def test_an_error_is_a_document_on_stderr_with_json(capsys: pytest.CaptureFixture[str]) -> None:
     Output(as_json=True).error({"code": "X"}, "text")
     Output().error({"code": "X"}, "text")
     written = capsys.readouterr()
@@ -65,13 +66,13 @@ def test_an_error_is_a_document_on_stderr_with_json(capsys):
     assert second == "error: text"
 
 
-def test_no_bar_is_drawn_away_from_a_terminal(capsys):
+def test_no_bar_is_drawn_away_from_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
     with Output().progress("prefill", total=4, unit="tokens") as bar:
         bar.update(4)
     assert capsys.readouterr() == ("", "")
 
 
-def test_a_bar_shows_count_and_rate_and_ends_its_line(capsys):
+def test_a_bar_shows_count_and_rate_and_ends_its_line(capsys: pytest.CaptureFixture[str]) -> None:
     bar = Progress("prefill", total=8, unit="tokens", drawn=True)
     bar.update(2)
     bar.update(8)
@@ -84,7 +85,9 @@ def test_a_bar_shows_count_and_rate_and_ends_its_line(capsys):
 
 
 @pytest.mark.parametrize("settings", [{"as_json": True}, {"quiet": True}, {"progress": "never"}])
-def test_settings_that_forbid_a_bar_win_over_a_terminal(settings, capsys, monkeypatch):
+def test_settings_that_forbid_a_bar_win_over_a_terminal(
+    settings: dict[str, Any], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("sys.stderr.isatty", lambda: True, raising=False)
     with Output(**settings).progress("prefill", total=1, unit="tokens") as bar:
         bar.update(1)

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import json
 import struct
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import mlx.core as mx
 import pytest
@@ -19,7 +22,7 @@ KV, Ring, Arrays, List = (
 )  # fmt: skip
 
 
-def arrays_cache():
+def arrays_cache() -> Any:
     cache = Arrays(3)
     cache[0], cache[2] = mx.ones((1, 4, 2)), mx.full((1, 3), 7.0, dtype=mx.bfloat16)
     return cache
@@ -41,14 +44,14 @@ CASES = {
 }
 
 
-def trimmed(cache, count):
+def trimmed(cache: Any, count: int) -> Any:
     cache.trim(count)
     return cache
 
 
 @pytest.mark.parametrize("make", CASES.values(), ids=CASES)
 @pytest.mark.parametrize("writer", ["mlx_lm", "kvstore"])
-def test_round_trip_keeps_the_state(tmp_path, make, writer):
+def test_round_trip_keeps_the_state(tmp_path: Path, make: Callable[[], list[Any]], writer: str) -> None:
     path = tmp_path / "cache.safetensors"
     original = make()
     if writer == "mlx_lm":
@@ -66,7 +69,7 @@ def test_round_trip_keeps_the_state(tmp_path, make, writer):
         assert type(theirs) is type(ours)
 
 
-def test_state_slots_come_back(tmp_path):
+def test_state_slots_come_back(tmp_path: Path) -> None:
     path = tmp_path / "cache.safetensors"
     write_prompt_file(path, [arrays_cache()], {})
     cache = read_prompt_file(path).cache[0]
@@ -74,7 +77,7 @@ def test_state_slots_come_back(tmp_path):
     assert same_bits([cache[0], cache[2]], [arrays_cache()[0], arrays_cache()[2]])
 
 
-def test_nothing_that_was_trimmed_is_written(tmp_path):
+def test_nothing_that_was_trimmed_is_written(tmp_path: Path) -> None:
     path = tmp_path / "cache.safetensors"
     marked = mx.full((1, 2, 1, 64), 1.5, dtype=mx.bfloat16)
     cache = feed(KV(), [3])
@@ -87,7 +90,7 @@ def test_nothing_that_was_trimmed_is_written(tmp_path):
     assert secret not in path.read_bytes()
 
 
-def test_a_file_appears_whole_or_not_at_all(tmp_path):
+def test_a_file_appears_whole_or_not_at_all(tmp_path: Path) -> None:
     target = tmp_path / "taken.safetensors"
     target.mkdir()
     with pytest.raises(KVStoreError):
@@ -95,22 +98,20 @@ def test_a_file_appears_whole_or_not_at_all(tmp_path):
     assert list(tmp_path.iterdir()) == [target]
 
 
-def test_the_name_must_tell_the_format(tmp_path):
+def test_the_name_must_tell_the_format(tmp_path: Path) -> None:
     with pytest.raises(KVStoreError) as error:
         write_prompt_file(tmp_path / "cache.npz", [feed(KV(), [2])], {})
     assert error.value.code == "USAGE"
 
 
-def test_a_class_of_another_module_has_no_such_file(tmp_path):
-    class Other(KV):
-        pass
-
+def test_a_class_of_another_module_has_no_such_file(tmp_path: Path) -> None:
+    other: Any = type("Other", (KV,), {})
     with pytest.raises(KVStoreError) as error:
-        write_prompt_file(tmp_path / "cache.safetensors", [feed(Other(), [2])], {})
+        write_prompt_file(tmp_path / "cache.safetensors", [feed(other(), [2])], {})
     assert error.value.code == "CACHE_FILE_EXPORT"
 
 
-def parts(tmp_path):
+def parts(tmp_path: Path) -> Any:
     """Header and data of a sound file."""
     path = tmp_path / "sound.safetensors"
     mlx_cache.save_prompt_cache(str(path), [feed(KV(), [2])], {"model": "m"})
@@ -119,18 +120,18 @@ def parts(tmp_path):
     return json.loads(data[8 : 8 + size]), data[8 + size :]
 
 
-def shift(header, by):
+def shift(header: Any, by: Any) -> Any:
     for name, entry in header.items():
         if name != "__metadata__":
             entry["data_offsets"] = [n + by for n in entry["data_offsets"]]
 
 
-def overlap(header):
+def overlap(header: Any) -> Any:
     header["0.1"]["data_offsets"] = header["0.0"]["data_offsets"]
 
 
-def set_in(*path, value):
-    def change(header):
+def set_in(*path: str, value: Any) -> Any:
+    def change(header: Any) -> Any:
         target = header
         for key in path[:-1]:
             target = target[key]
@@ -169,7 +170,7 @@ BAD_HEADERS = {
 
 
 @pytest.mark.parametrize("change", BAD_HEADERS.values(), ids=BAD_HEADERS)
-def test_what_mlx_lm_cannot_have_written_is_refused(tmp_path, change):
+def test_what_mlx_lm_cannot_have_written_is_refused(tmp_path: Path, change: Callable[[dict[str, Any]], Any]) -> None:
     header, data = parts(tmp_path)
     change(header)
     text = json.dumps(header).encode()
@@ -194,7 +195,7 @@ BAD_BYTES = {
 
 
 @pytest.mark.parametrize("data", BAD_BYTES.values(), ids=BAD_BYTES)
-def test_bytes_that_are_no_such_file_are_refused(tmp_path, data):
+def test_bytes_that_are_no_such_file_are_refused(tmp_path: Path, data: bytes) -> None:
     path = tmp_path / "bad.safetensors"
     path.write_bytes(data)
     with pytest.raises(KVStoreError) as error:
@@ -202,7 +203,7 @@ def test_bytes_that_are_no_such_file_are_refused(tmp_path, data):
     assert error.value.code == "CACHE_FILE_INVALID"
 
 
-def test_a_truncated_file_is_refused(tmp_path):
+def test_a_truncated_file_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "cut.safetensors"
     mlx_cache.save_prompt_cache(str(path), [feed(KV(), [2])])
     path.write_bytes(path.read_bytes()[:-1])
@@ -211,7 +212,7 @@ def test_a_truncated_file_is_refused(tmp_path):
     assert error.value.code == "CACHE_FILE_INVALID"
 
 
-def test_a_batch_is_refused(tmp_path):
+def test_a_batch_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "batch.safetensors"
     cache = KV()
     keys, values = keys_values(3, 0)

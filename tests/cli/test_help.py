@@ -1,0 +1,141 @@
+"""Every verb has help, a summary, the global options and a document; nothing heavy is imported for it."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import click
+import pytest
+
+from kvstore import errors
+from kvstore.cli.main import VERBS, cli
+from tests.cli.conftest import ROOT, SCHEMA, Run, run_process, runner
+
+HEAVY = ("mlx", "mlx_lm", "transformers", "sqlalchemy", "numpy", "zstandard")
+
+
+def command(name: str) -> Any:
+    return getattr(import_module(f"kvstore.cli.{VERBS[name].module}"), name)
+
+
+def test_help_lists_every_verb(kv: Run) -> None:
+    ran = kv("--help")
+    assert ran.code == 0
+    for name, verb in VERBS.items():
+        assert f"  {name} " in ran.out
+        assert " ".join(verb.summary.split()) in " ".join(ran.out.split())
+
+
+@pytest.mark.parametrize("name", VERBS)
+def test_the_summary_is_that_of_the_verb(name: str) -> None:
+    assert command(name).help.split("\n\n")[0] == VERBS[name].summary
+
+
+@pytest.mark.parametrize("name", VERBS)
+def test_every_verb_has_help_and_the_global_options(kv: Run, name: str) -> None:
+    ran = kv(name, "--help")
+    assert ran.code == 0
+    for option in ("--store DIR", "--json", "-q, --quiet", "-v, --verbose", "--progress"):
+        assert option in ran.out
+    undescribed = [p.name for p in command(name).params if isinstance(p, click.Option) and not p.help]
+    assert undescribed == []
+
+
+def test_version(kv: Run) -> None:
+    from kvstore import __version__
+
+    assert kv("--version").out == __version__ + "\n"
+
+
+def loaded_after(*args: Any, store: Path) -> Any:
+    """Which heavy modules the command line has imported when it exits."""
+    program = (
+        "import sys, json\n"
+        "from kvstore.cli.main import cli\n"
+        f"try: cli.main({[str(a) for a in args]!r}, prog_name='kvstore')\n"
+        "except SystemExit as e: code = e.code\n"
+        f"print(json.dumps([code, [m for m in {HEAVY!r} if m in sys.modules]]), file=sys.stderr)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True, cwd=ROOT,
+        env={"PYTHONPATH": str(ROOT), "KVSTORE_DIR": str(store), "PATH": "", "XDG_CACHE_HOME": str(store.parent)},
+    )  # fmt: skip
+    code, modules = json.loads(done.stderr.splitlines()[-1])
+    assert code == 0, done.stderr
+    return set(modules)
+
+
+@pytest.mark.parametrize(
+    "args", [["--help"], ["put", "--help"], ["codes"], ["schema"], ["completion", "zsh"]], ids=" ".join
+)
+def test_help_and_reference_import_nothing_heavy(tmp_path: Path, args: list[str]) -> None:
+    assert loaded_after(*args, store=tmp_path / "store") == set()
+
+
+@pytest.mark.parametrize(
+    "args", [["ls"], ["show", "long"], ["info"], ["label"], ["plan", "long"], ["verify"], ["rm", "-n", "long"]],
+    ids=" ".join,
+)  # fmt: skip
+def test_verbs_about_stored_entries_need_no_mlx(filled_store: Path, args: list[str]) -> None:
+    assert loaded_after(*args, store=filled_store) & {"mlx", "mlx_lm", "transformers"} == set()
+
+
+def test_match_by_token_ids_needs_no_model_library(filled_store: Path, model: Path, tmp_path: Path) -> None:
+    ids = tmp_path / "ids.json"
+    ids.write_text(json.dumps([n % 61 for n in range(300)]))
+    modules = loaded_after("match", "--model", model, "--tokens", ids, store=filled_store)
+    assert modules & {"mlx", "mlx_lm", "transformers"} == set()
+
+
+def test_exit_codes_are_those_that_are_documented() -> None:
+    codes = {
+        cls.__name__: cls.exit_code
+        for cls in vars(errors).values() if isinstance(cls, type) and issubclass(cls, errors.KVStoreError)
+    }  # fmt: skip
+    assert codes == {
+        "KVStoreError": 1, "UsageError": 2, "NotFoundError": 3, "InvalidError": 4, "IntegrityError": 5,
+        "IncompatibleError": 6, "UnsupportedError": 7, "BusyError": 8, "SpaceError": 9, "StoreError": 10,
+        "CancelledError": 130,
+    }  # fmt: skip
+
+
+def test_every_document_type_of_the_schema_is_told_apart_by_its_type() -> None:
+    documents = [SCHEMA["$defs"][item["$ref"].removeprefix("#/$defs/")] for item in SCHEMA["oneOf"]]
+    kinds = [document["properties"]["type"]["const"] for document in documents]
+    assert len(kinds) == len(set(kinds))
+    assert set(VERBS) - {"schema"} <= set(kinds)
+
+
+def test_an_unknown_verb_is_a_usage_error(kv: Run) -> None:
+    assert kv("frobnicate").code == 2
+    assert kv("--json", "frobnicate").document["error"]["code"] == "USAGE"
+
+
+def test_a_wrong_option_is_a_document_wherever_json_stands(kv: Run) -> None:
+    ran = kv("ls", "--frobnicate", "--json")
+    assert ran.code == 2
+    assert ran.document["error"]["code"] == "USAGE"
+    assert ran.out == ""
+
+
+def test_the_program_runs_as_a_module(tmp_path: Path) -> None:
+    ran = run_process("codes", store=tmp_path / "store")
+    assert ran.code == 0
+    assert "MODEL_MISMATCH" in ran.out
+    assert ran.err == ""
+
+
+def test_store_option_wins_over_the_environment_in_either_place(filled_store: Path, tmp_path: Path) -> None:
+    wrong = runner(tmp_path / "none")
+    assert wrong("ls").code == 10
+    assert wrong("--store", filled_store, "ls").code == 0
+    assert wrong("ls", "--store", filled_store).code == 0
+
+
+def test_cli_is_click() -> None:
+    assert isinstance(cli, click.Group)

@@ -1,0 +1,102 @@
+"""What only a process of its own can show: signals, pipes, tracebacks, memory between calls."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.cli.conftest import ROOT, checked, process, run_process
+
+
+@pytest.fixture
+def long_ids(tmp_path: Path) -> Path:
+    """More tokens than any test waits for."""
+    file = tmp_path / "ids.json"
+    file.write_text(json.dumps([n % 61 for n in range(200_000)]))
+    return file
+
+
+def test_ctrl_c_in_a_prefill_leaves_nothing(tmp_path: Path, model: Path, long_ids: Path) -> None:
+    store = tmp_path / "store"
+    running = process("put", "--model", model, "--tokens", long_ids, "--json", "--prefill-step-size", "8", store=store)
+    deadline = time.monotonic() + 60
+    while not (store / "index.sqlite").exists() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    time.sleep(2)
+    assert running.poll() is None
+    running.send_signal(signal.SIGINT)
+    out, err = running.communicate(timeout=60)
+    assert running.returncode == 130
+    assert out == ""
+    assert checked(err.strip())["error"]["code"] == "CANCELLED"
+    assert [p for folder in ("objects", "manifests", "tmp") for p in (store / folder).rglob("*") if p.is_file()] == []
+    assert json.loads(run_process("ls", "--json", store=store).out)["entries"] == []
+
+
+def test_a_closed_pipe_is_quiet(filled_store: Path) -> None:
+    """More output than a pipe holds, and a reader that takes one line."""
+    running = process("codes", store=filled_store)
+    assert running.stdout is not None
+    assert running.stderr is not None
+    running.stdout.readline()
+    running.stdout.close()
+    big = process("schema", "manifest", store=filled_store)
+    assert big.stdout is not None
+    assert big.stderr is not None
+    big.stdout.close()
+    for ended, codes in ((running, (0, 141)), (big, (141,))):
+        assert ended.stderr is not None
+        assert ended.stderr.read() == ""
+        ended.stderr.close()
+        assert ended.wait(timeout=60) in codes
+
+
+def test_a_traceback_only_where_it_is_asked_for(tmp_path: Path) -> None:
+    store = tmp_path / "none"
+    assert "Traceback" not in run_process("ls", "-v", store=store).err
+    shown = run_process("ls", "-vv", store=store)
+    assert shown.code == 10
+    assert "Traceback" in shown.err
+
+
+def test_put_and_match_meet_across_processes(tmp_path: Path, model: Path, prompt: Path) -> None:
+    store = tmp_path / "store"
+    put = run_process("put", "--model", model, "--prompt", prompt, store=store)
+    assert put.code == 0, put.err
+    assert "\r" not in put.err
+    found = run_process("match", "--model", model, "--prompt", prompt, "--json", store=store)
+    assert found.code == 0, found.err
+    assert found.err == ""
+    assert checked(found.out)["entry_id"] == put.out.strip()
+
+
+def test_a_terminal_gets_a_bar_with_a_rate(tmp_path: Path, model: Path, prompt: Path) -> None:
+    near, far = pty.openpty()
+    command = [sys.executable, "-m", "kvstore.cli", "put", "--model", str(model), "--prompt", str(prompt)]
+    env = {**os.environ, "PYTHONPATH": str(ROOT), "KVSTORE_DIR": str(tmp_path / "store")}
+    with subprocess.Popen(command, stderr=far, stdout=subprocess.PIPE, stdin=subprocess.DEVNULL, env=env) as running:
+        os.close(far)
+        seen = b""
+        while True:
+            try:
+                data = os.read(near, 65536)
+            except OSError:  # the other side is closed
+                break
+            if not data:
+                break
+            seen += data
+        assert running.stdout is not None
+        assert running.stdout.read().startswith(b"sha256:")
+    os.close(near)
+    assert running.returncode == 0
+    text = seen.decode()
+    assert "prefill ████████████████████████ 300/300 tokens" in text
+    assert "tokens/s\r\n" in text
