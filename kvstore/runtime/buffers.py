@@ -103,9 +103,10 @@ class Buffers:
 
     def __init__(self, wanted: Sequence[Need]) -> None:
         """Make the arrays, unfilled."""
-        arrays = {need: mx.empty(need.shape, UINTS[DTYPE_SIZES[need.dtype]]) for need in wanted}
+        make = getattr(mx, "empty", mx.zeros)  # older releases of MLX have no arrays without contents
+        arrays: dict[Need, mx.array] = {need: make(need.shape, UINTS[DTYPE_SIZES[need.dtype]]) for need in wanted}
         mx.eval(list(arrays.values()))
-        self._arrays: dict[Need, mx.array] = arrays
+        self._arrays = arrays
         self._rows: dict[tuple[str, str], Rows] = {
             (need.path, need.role): Rows(np.array(array, copy=False), need.axis, need.ranges)
             for need, array in arrays.items()

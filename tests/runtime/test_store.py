@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import copy
+import gc
 import threading
 from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
 import pytest
-from mlx_lm.models.cache import KVCache
+from mlx_lm.models.cache import KVCache, load_prompt_cache, save_prompt_cache
 
 import kvstore
 from kvstore.format.manifest import MethodRecord
@@ -17,6 +18,7 @@ from kvstore.format.receipt import parse_receipt
 from kvstore.runtime.binding import BoundModel
 from kvstore.runtime.kinds import describe
 from kvstore.runtime.probe import CacheOptions
+from kvstore.runtime.prompt_file import read_prompt_file, write_prompt_file
 from tests.runtime.driving import code_of, state_of
 from tests.runtime.tiny import NEXT, logits, prefilled, run, tiny, tokens
 
@@ -166,6 +168,34 @@ def test_a_put_leaves_the_cache_as_it_was(store: kvstore.Store, models: Path) ->
     before = [state_of(item) for item in cache]
     store.put(cache, token_ids=tokens(40), model=model)
     assert [state_of(item) for item in cache] == before
+
+
+def test_the_token_after_a_put_copies_nothing(store: kvstore.Store, models: Path) -> None:
+    """No view of the caller's arrays is kept."""
+    model, cache = tiny(models, "llama"), prefilled(tiny(models, "llama"), 300)
+    store.put(cache, token_ids=tokens(300), model=model)
+    new = [mx.ones((1, 2, 1, 32)) for _ in range(2)]
+    mx.eval(new)
+    gc.collect()
+    mx.reset_peak_memory()
+    before = mx.get_active_memory()
+    for item in cache:
+        item.update_and_fetch(*new)
+        mx.eval(item.keys, item.values)
+    assert mx.get_peak_memory() - before < cache[0].keys.nbytes // 4
+
+
+@pytest.mark.parametrize("family", ["llama", "gemma3", "qwen3_next"])
+def test_files_of_mlx_lm_in_and_out(store: kvstore.Store, models: Path, tmp_path: Path, family: str) -> None:
+    model, cache = tiny(models, family), prefilled(tiny(models, family), 70)
+    save_prompt_cache(str(tmp_path / "in.safetensors"), cache, {"model": "m"})
+    found = read_prompt_file(tmp_path / "in.safetensors")
+    store.put(found.cache, token_ids=tokens(70), model=model.identity, label="from a file")
+    restored = store.load("from a file", into=model)
+    write_prompt_file(tmp_path / "out.safetensors", restored.cache, found.metadata)
+    again, metadata = load_prompt_cache(str(tmp_path / "out.safetensors"), return_metadata=True)
+    assert metadata == {"model": "m"}
+    assert logits(model, again, NEXT) == logits(model, restored.cache, NEXT) == logits(model, cache, NEXT)
 
 
 def test_the_load_receipt(store: kvstore.Store, models: Path) -> None:
