@@ -2,7 +2,8 @@
 
 A code is never renamed, renumbered or reused. SPEC.md carries the same table, and a
 test holds the two equal. Phases follow SPEC.md's reading order; ``capture`` is the
-writer's side, ``store`` and ``usage`` stand outside the order.
+writer's side; ``profile`` (the plans and receipts of a named profile), ``store`` and
+``usage`` stand outside the order.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ __all__ = ["CODES", "PHASES", "Code"]
 
 PHASES: Final = (
     "container", "json", "schema", "semantic", "compat", "device", "integrity", "payload",
-    "materialize", "capture", "store", "usage",
+    "materialize", "capture", "profile", "store", "usage",
 )  # fmt: skip
 
 
@@ -118,9 +119,34 @@ CODES: Final[dict[str, Code]] = {
     "CACHE_BATCHED": Code("capture", _I, "The cache holds more than one sequence."),
     "TOKEN_ID_RANGE": Code("capture", _I, "A token id is not an unsigned 32-bit integer."),
     "MEDIA_DIGEST_MISSING": Code("capture", _I, "The prefix holds media tokens but no digest of the media."),
+    "METHOD_MISSING": Code("capture", _I, "The cache is sparse, but no method is named that made it so."),
     "MODEL_FOLDER_INVALID": Code("capture", _I, "A model folder lacks what an identity needs."),
     "CACHE_FILE_INVALID": Code("capture", _I, "A prompt-cache file is not one that can be read."),
     "CACHE_FILE_EXPORT": Code("capture", _U, "The entry cannot be expressed in that file format."),
+    # profile
+    "PLAN_CONFIG_INVALID": Code("profile", _I, "A config lacks a field that the plan needs, or has another type."),
+    "PLAN_SEQUENCE": Code("profile", _I, "The number of tokens is outside what the profile or the model allows."),
+    "PLAN_NOT_DENSE": Code("profile", _I, "The model is not a dense one."),
+    "PLAN_SCHEDULE": Code("profile", _I, "The number of layers is out of range, or not that of the layer types."),
+    "PLAN_DIMENSIONS": Code("profile", _I, "A dimension is zero, or heads do not divide each other."),
+    "PLAN_CHANNELS_OVERFLOW": Code("profile", _I, "The number of channels does not fit into 64 bits."),
+    "PLAN_RECORD_SHAPE": Code("profile", _I, "A planned buffer has no extents, or one that is zero."),
+    "PLAN_RECORD_OVERFLOW": Code("profile", _I, "The bytes of a planned buffer do not fit into 64 bits."),
+    "PLAN_SUM_OVERFLOW": Code("profile", _I, "The bytes of all buffers of a kind do not fit into 64 bits."),
+    "PLAN_RECORD_COUNT": Code("profile", _I, "The number of planned buffers is not that of the schedule."),
+    "PLAN_KIND_MISSING": Code("profile", _I, "The schedule lacks one of the two kinds of attention."),
+    "PLAN_TOTAL_OVERFLOW": Code("profile", _I, "The bytes of all planned buffers do not fit into 64 bits."),
+    "PLAN_TOTAL_LIMIT": Code("profile", _I, "The planned buffers are larger than the profile allows."),
+    "PREPARED_RECEIPT_INVALID": Code("profile", _I, "The receipt of a prepared cache does not describe it."),
+    "PREPARED_CACHE_INVALID": Code("profile", _I, "A prepared cache is not laid out as its plan says."),
+    "PREPARED_NOT_FRESH": Code("profile", _I, "A prepared cache has been used already."),
+    "PREPARED_BUFFER_INVALID": Code("profile", _I, "A buffer of a prepared cache lacks a property that it must have."),
+    "PREPARED_BUFFER_SIZE": Code("profile", _I, "A buffer's size is not that of its shape."),
+    "PREPARED_RECORDS_MISMATCH": Code("profile", _I, "The buffers of a prepared cache are not the planned ones."),
+    "PREPARED_TOTAL_MISMATCH": Code("profile", _I, "The bytes of a prepared cache are not those of its receipt."),
+    "PREPARED_NO_REGISTRY_ID": Code("profile", _U, "The device has no registry id, which the profile's receipt needs."),
+    "PREPARED_UNAUTHORIZED": Code("profile", "UsageError", "The authorization is not for this prepared cache."),
+    "PREPARED_TAKEN": Code("profile", "UsageError", "The prepared cache was taken out before."),
     # store
     "NOT_FOUND": Code("store", "NotFoundError", "There is no such entry or label."),
     "REF_AMBIGUOUS": Code("store", "UsageError", "A reference fits more than one entry."),
