@@ -46,6 +46,9 @@ def remove_entries(opened: Opened, entry_ids: Iterable[Digest]) -> Removed:
         StoreError, BusyError: of the store.
     """
     wanted = list(dict.fromkeys(entry_ids))
+    opened.index.refuse_read_only()
+    if not wanted:
+        return Removed(0, 0, 0)
     with opened.index.write() as connection:
         keys = [entry_key(connection, entry_id) for entry_id in wanted]
         for entry_id in wanted:
