@@ -1,6 +1,7 @@
 """Cache groups: which layers share rows, and how those rows are cut into segments.
 
-Leaf layers with the same span form one group, in the order of their first layer. The
+Leaf layers with the same span and the same window form one group, in the order of their
+first layer. The
 rows of a group are split at multiples of 256 *absolute* positions, so a window that
 moved on shares its whole interior blocks with the one before. Kept rows (attention
 sinks) are a segment of their own, before the others. State snapshots are one payload.
@@ -18,7 +19,7 @@ from kvstore.errors import KVStoreError, fail
 from kvstore.format.digest import Digest
 from kvstore.format.fields import Fields, expect_text
 from kvstore.format.json import Json
-from kvstore.format.layers import LayerRecord, Span, SpanKind, leaves
+from kvstore.format.layers import LayerRecord, Span, SpanKind, Window, leaves
 from kvstore.format.tensors import TensorSpec, payload_size
 from kvstore.limits import BLOCK_TOKENS, MAX_LAYERS, MAX_PAYLOAD_BYTES, MAX_TOKENS
 
@@ -96,13 +97,17 @@ def segments(span: Span) -> tuple[Segment, ...]:
 
 
 def plan_groups(layers: tuple[LayerRecord, ...]) -> tuple[tuple[Span, tuple[str, ...]], ...]:
-    """The groups that these layers must have: span and layer paths, in order."""
-    found: dict[Span, list[str]] = {}
+    """The groups that these layers must have: span and layer paths, in order.
+
+    A window is a group of its own even while it still holds every token: when it moves on,
+    the payloads of the layers beside it stay what they were.
+    """
+    found: dict[tuple[Span, Window], list[str]] = {}
     for path, layer in leaves(layers):
         span = layer.span
         if span is not None:
-            found.setdefault(span, []).append(path)
-    return tuple((span, tuple(paths)) for span, paths in found.items())
+            found.setdefault((span, layer.window), []).append(path)
+    return tuple((span, tuple(paths)) for (span, _), paths in found.items())
 
 
 def segment_tensors(

@@ -24,6 +24,8 @@ __all__ = ["KINDS", "Kind", "LayerRecord", "Role", "Scalar", "Span", "TensorReco
 
 Scalar = int | str | tuple[int, ...] | None
 SpanKind = Literal["tokens", "rows", "state"]
+Window = tuple[int, ...]
+"""What bounds a layer's rows: (max size, keep) of a ring, (chunk size) of a chunk, () where nothing does."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,6 +144,11 @@ class LayerRecord:
             return Span("rows", 0, rows, 0)
         start, keep = self._window()
         return Span("tokens", start, rows - keep, keep)
+
+    @property
+    def window(self) -> Window:
+        """The settings that move this layer's span apart from others': window and kept rows, or chunk."""
+        return tuple(self._int(name) for name in ("max_size", "keep", "chunk_size") if name in self.scalars)
 
     @property
     def lowest_cut(self) -> int:
