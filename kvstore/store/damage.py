@@ -8,8 +8,7 @@ object and entries. All of this is best effort: a reader that cannot write only 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Callable, Iterable
 
 import sqlalchemy as sa
 
@@ -32,17 +31,19 @@ def quarantine(opened: Opened, namespace: str, name: ObjectName, identity: str, 
     """
     reason = {"code": error.code, "message": error.message, "namespace": namespace, "detail": error.detail}
 
-    def act() -> None:
+    def act() -> bool:
         found = opened.objects.identify(name)
-        if found is not None and found[0] == identity:
-            opened.objects.set_aside(name, reason)
+        if found is None or found[0] != identity:
+            return False
+        opened.objects.set_aside(name, reason)
+        return True
 
     return _mark(opened, namespace, name, QUARANTINED, act)
 
 
 def mark_missing(opened: Opened, namespace: str, name: ObjectName) -> bool:
     """Note that a live object's file is not there; tells whether that was done."""
-    return _mark(opened, namespace, name, MISSING, lambda: None)
+    return _mark(opened, namespace, name, MISSING, lambda: opened.objects.identify(name) is None)
 
 
 def flag_entry(opened: Opened, entry_id: Digest) -> None:
@@ -78,26 +79,24 @@ def heal_entries(connection: sa.Connection, object_keys: Iterable[int], entry_id
         refile_entry(connection, healed)
 
 
-def _mark(opened: Opened, namespace: str, name: ObjectName, state: str, act: Any) -> bool:
+def _mark(opened: Opened, namespace: str, name: ObjectName, state: str, act: Callable[[], bool]) -> bool:
+    """Under the lock: if the row still names this file and ``act`` agrees, change its state and flag its entries."""
     opened.locations.forget(namespace, name.payload)
     if opened.read_only:
         return False
+    query = sa.select(objects.c.object_key).where(
+        objects.c.namespace == namespace, objects.c.payload == name.payload, objects.c.stored == name.stored,
+        objects.c.state.in_((LIVE, MISSING)),
+    )  # fmt: skip
     try:
         with opened.index.write() as connection:
-            key = connection.execute(
-                objects.update()
-                .where(
-                    objects.c.namespace == namespace, objects.c.payload == name.payload,
-                    objects.c.stored == name.stored, objects.c.state.in_((LIVE, MISSING)),
-                )
-                .values(state=state, verified=None)
-                .returning(objects.c.object_key)
-            ).scalar()  # fmt: skip
-            if key is None:
+            key = connection.execute(query).scalar()
+            if key is None or not act():
                 return False
-            needing = sa.select(refs.c.entry_key).where(refs.c.object_key == key)
-            _flag(connection, entries.c.entry_key.in_(needing))
-            act()
+            connection.execute(
+                objects.update().where(objects.c.object_key == key).values(state=state, verified=None)
+            )
+            _flag(connection, entries.c.entry_key.in_(sa.select(refs.c.entry_key).where(refs.c.object_key == key)))
     except KVStoreError:
         return False
     return True

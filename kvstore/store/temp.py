@@ -59,7 +59,12 @@ class Session:
 
     def close(self) -> None:
         """Remove the directory with whatever is left in it."""
-        shutil.rmtree(self.path, ignore_errors=True)
+        try:
+            shutil.rmtree(self.path, ignore_errors=True)
+        except BaseException:
+            # A second signal; nobody would sweep this while the process lives.
+            shutil.rmtree(self.path, ignore_errors=True)
+            raise
         if self._lock >= 0:
             os.close(self._lock)
             self._lock = -1

@@ -1,0 +1,81 @@
+"""Forks workers that put, remove and read the same few entries, and kills some of them; see test_races.
+
+Run as ``python -m tests.store.race_driver ROOT ROUNDS KILLS SEED``. Prints the operations done.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import sys
+import time
+import traceback
+from pathlib import Path
+
+from kvstore.errors import KVStoreError
+from kvstore.store.entry_store import EntryStore
+from tests.builders import MadeEntry, make_entry
+from tests.store.kit import put, read_back
+
+# Few entries with shared blocks, so that everybody meets everybody.
+MADE = [make_entry(seed, tokens, layers=1) for seed in (1, 2) for tokens in (256, 300, 512)]
+KINDS = ("put", "put", "remove", "read")
+
+
+def step(store: EntryStore, kind: str, entry: MadeEntry, rng: random.Random) -> None:
+    try:
+        if kind == "put":
+            put(store, entry, codec=rng.choice(["small", "fast"]))
+        elif kind == "remove":
+            store.remove([entry.entry_id])
+        else:
+            found = store.match(entry.manifest.model.digest, "default", entry.token_ids)
+            read_back(store, next((made for made in MADE if made.entry_id == found.entry_id), entry))
+    except KVStoreError as error:
+        # What a removal by others looks like; anything else, wrong data above all, ends the worker.
+        if error.code not in ("NOT_FOUND", "OBJECT_MISSING") or kind == "put":
+            raise
+
+
+def worker(root: Path, kind: str, seed: int, rounds: int) -> int:
+    """Fork one; its exit status is 0 if nothing was wrong. With no rounds it goes on until it is killed."""
+    pid = os.fork()
+    if pid:
+        return pid
+    status = 1
+    try:
+        rng, done = random.Random(seed), 0
+        with EntryStore.open(root) as store:
+            while not rounds or done < rounds:
+                step(store, kind, rng.choice(MADE), rng)
+                done += 1
+        status = 0
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        sys.stderr.flush()
+        os._exit(status)
+
+
+def main(root: Path, rounds: int, kills: int, seed: int) -> None:
+    rng = random.Random(seed)
+    running = {worker(root, kind, seed * 100 + at, rounds): kind for at, kind in enumerate(KINDS)}
+    for kill in range(kills):
+        time.sleep(rng.uniform(0.01, 0.15))
+        pid = rng.choice(list(running))
+        kind = running.pop(pid)
+        os.kill(pid, signal.SIGKILL)
+        _, status = os.waitpid(pid, 0)
+        assert os.WIFSIGNALED(status), f"a {kind} worker had ended by itself"
+        running[worker(root, kind, seed * 100 + 50 + kill, rounds)] = kind
+    for pid in running:
+        if kills:
+            os.kill(pid, signal.SIGKILL)
+        _, status = os.waitpid(pid, 0)
+        assert os.WIFSIGNALED(status) if kills else status == 0, f"a {running[pid]} worker failed"
+    print("done")
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), *map(int, sys.argv[2:]))

@@ -1,0 +1,64 @@
+"""Files: whole or not there, typed errors, sessions that die with their process."""
+
+from __future__ import annotations
+
+import errno
+import os
+from pathlib import Path
+
+import pytest
+
+from kvstore.store.fs import os_error, publish_new, write_file
+from kvstore.store.temp import Session, boot_id, sweep_sessions
+
+
+@pytest.mark.parametrize(
+    ("number", "writing", "code"),
+    [
+        (errno.ENOSPC, True, "NO_SPACE"), (errno.EDQUOT, True, "NO_SPACE"), (errno.EFBIG, True, "NO_SPACE"),
+        (errno.EROFS, True, "STORE_READ_ONLY"), (errno.EACCES, True, "STORE_READ_ONLY"),
+        (errno.EPERM, False, "STORE_UNREADABLE"), (errno.EACCES, False, "STORE_UNREADABLE"),
+        (errno.EIO, False, "STORE_IO"), (errno.EMFILE, False, "STORE_IO"), (errno.ENOENT, True, "STORE_IO"),
+    ],
+)  # fmt: skip
+def test_every_errno_has_its_code(number: int, writing: bool, code: str) -> None:
+    error = os_error(OSError(number, os.strerror(number), "/a/b"), "doing", writing=writing)
+    assert error.code == code
+    assert error.detail == {"errno": errno.errorcode[number], "path": "/a/b"}
+
+
+def test_a_file_that_cannot_be_written_whole_is_gone(tmp_path: Path) -> None:
+    with pytest.raises(TypeError):
+        write_file(tmp_path / "f", [b"abc", 5])  # type: ignore[list-item]
+    assert list(tmp_path.iterdir()) == []
+    assert write_file(tmp_path / "f", [b"abc", memoryview(b"de")]) == 5
+    with pytest.raises(FileExistsError):
+        write_file(tmp_path / "f", [b"other"])
+    assert (tmp_path / "f").read_bytes() == b"abcde"
+
+
+def test_only_the_first_gets_a_name(tmp_path: Path) -> None:
+    write_file(tmp_path / "a", [b"a"])
+    write_file(tmp_path / "b", [b"b"])
+    assert publish_new(tmp_path / "a", tmp_path / "final")
+    assert not publish_new(tmp_path / "b", tmp_path / "final")
+    assert [path.name for path in tmp_path.iterdir()] == ["final"]
+    assert (tmp_path / "final").read_bytes() == b"a"
+
+
+def test_dead_sessions_are_swept_and_living_ones_are_not(tmp_path: Path) -> None:
+    with Session(tmp_path) as session:
+        session.write([b"x"])
+        dead = tmp_path / f"{boot_id()}-999999999-00"
+        other_boot = tmp_path / "ffff-1-00"
+        young = tmp_path / f"{boot_id()}-{os.getpid()}-00"
+        for path in (dead, other_boot, young):
+            path.mkdir()
+            (path / "file").write_bytes(b"x")
+        assert sweep_sessions(tmp_path) == 2
+        assert sorted(tmp_path.iterdir()) == sorted([session.path, young])
+        # Not locked and not young any more: its owner has gone and another process has its id.
+        assert sweep_sessions(tmp_path, young=-1) == 1
+        assert list(tmp_path.iterdir()) == [session.path]
+    assert list(tmp_path.iterdir()) == []
+    assert sweep_sessions(tmp_path / "none") == 0
