@@ -223,7 +223,6 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("folder", nargs="?", type=Path, default=DEFAULT_FOLDER, help="default: models/gemma-3-270m")
     parser.add_argument("--check", action="store_true", help="decode a known sentence afterwards")
     options = parser.parse_args(arguments)
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the scratch folder goes
     try:
         if not is_made(options.folder):
             _say(TERMS)
@@ -241,4 +240,5 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the scratch folder goes
     sys.exit(main())
