@@ -34,10 +34,10 @@ if str(ROOT) not in sys.path:  # also where the package is not installed
 DEMO_MODEL = ROOT / "models" / "gemma-3-270m"
 DOCUMENT = Path(__file__).with_name("document.txt")
 QUESTIONS = (
-    "Question: What is this text about?\nAnswer:",
-    "Question: Who is named in this text?\nAnswer:",
+    "\nQuestion: In which city was the court?\nAnswer:",
+    "\nQuestion: Who were the three keepers?\nAnswer:",
 )
-ANSWER_TOKENS = 16
+ANSWER_TOKENS = 12
 LABEL = "document"
 
 
@@ -130,7 +130,7 @@ def restore(model: str, document: Path, work: Path) -> None:
             answers.append(answer)
             if answer["logits"] != earlier["logits"] or answer["text"] != earlier["text"]:
                 raise PromiseError(f"the logits after {text!r} differ from those of the cache that was never saved")
-            print(f"matched {hit.token_count} of {len(wanted)} tokens, loaded in {loaded:.3f} s, logits identical")
+            print(f"matched {hit.token_count} of {len(wanted)} tokens and loaded them in {loaded:.3f} s")
     write_json(work / "restore.json", {"answers": answers})
 
 
@@ -202,8 +202,8 @@ def print_table(before: dict[str, Any], after: dict[str, Any]) -> None:
     print(f"\n{'bytes of the cache':<24}{'raw':>10}{'stored':>12}{'ratio':>9}")
     print(f"{before['tokens']:>6} tokens{'':<11}{raw / 1e6:>7.2f} MB{stored / 1e6:>9.2f} MB{raw / stored:>8.2f}×\n")
     for answer in after["answers"]:
-        question = answer["question"].split("\n")[0].removeprefix("Question: ")
-        print(f"{question} {answer['text']}")
+        question = answer["question"].strip().split("\n")[0].removeprefix("Question: ")
+        print(f"{question}  {answer['text']}")
 
 
 def model_folder(model: str | None) -> str:
@@ -249,12 +249,12 @@ class Bar:
 
     def __init__(self, label: str, total: int) -> None:
         self.label, self.total, self.start = label, total, time.perf_counter()
-        self.drawn = -1.0
+        self.drawn = 0.0
 
     def __call__(self, done: int, total: int) -> None:
         share = done / total
         terminal = sys.stdout.isatty()
-        if not terminal and share - self.drawn < 0.25 and share < 1:
+        if not terminal and (done == 0 or (share - self.drawn < 0.25 and share < 1)):
             return
         self.drawn = share
         rate = done / max(time.perf_counter() - self.start, 1e-9)
