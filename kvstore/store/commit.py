@@ -11,10 +11,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
 import sqlalchemy as sa
 
 from kvstore.format.digest import Digest
+from kvstore.format.groups import PayloadRef
 from kvstore.format.receipt import Receipt
 from kvstore.limits import MAX_MANIFEST_BYTES
 from kvstore.store.clock import now_micros
@@ -30,7 +32,7 @@ from kvstore.store.rows import Choice, write_entry, write_objects
 from kvstore.store.schema import DOOMED, LIVE, doomed_files, entries, receipts
 from kvstore.store.temp import Session
 
-__all__ = ["Outcome", "commit", "is_intact", "unchanged"]
+__all__ = ["Outcome", "commit", "survey"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,12 +89,26 @@ class _Drafts:
     receipt_path: Path
 
 
+_DAMAGED: Final = sa.select(entries.c.damaged).where(entries.c.entry_id == sa.bindparam("entry_id"))
+
+
 def is_intact(opened: Opened, location: Location | None) -> bool:
     """Whether a payload can be used as it lies there: live or doomed, and a file of the recorded size."""
     if location is None or location.state not in (LIVE, DOOMED):
         return False
     found = opened.objects.identify(location.name)
     return found is not None and found[1] == location.stored_size
+
+
+def survey(opened: Opened, put: Put) -> tuple[list[PayloadRef], bool]:
+    """Payloads that must be encoded, and whether the entry is there whole, so that there is nothing to write."""
+    with opened.index.read() as connection:
+        damaged = connection.execute(_DAMAGED, {"entry_id": put.entry_id}).scalar()
+        known = find_locations(connection, put.manifest.namespace, [ref.digest for ref in put.refs])
+    absent = [ref for ref in put.refs if not is_intact(opened, known.get(ref.digest))]
+    if absent or damaged != 0 or any(location.state != LIVE for location in known.values()):
+        return absent, False
+    return absent, opened.manifests.read(put.entry_id, MAX_MANIFEST_BYTES) == put.manifest.data
 
 
 def commit(
@@ -167,32 +183,23 @@ def _move(opened: Opened, put: Put, choice: Choice, drafts: _Drafts, moves: _Mov
     moves.flush()
 
 
+_ADD_RECEIPT: Final = receipts.insert()
+_SPARE: Final = doomed_files.delete().where(doomed_files.c.path.in_(sa.bindparam("paths", expanding=True)))
+
+
 def _record(opened: Opened, connection: sa.Connection, put: Put, choice: Choice, receipt: Receipt) -> bool:
     """Write the rows; tells whether the entry is new."""
     now = now_micros()
-    healed = write_objects(connection, put, choice, now)
-    created = write_entry(connection, put, now)
-    heal_entries(connection, healed, put.entry_id)
+    keys, healed = write_objects(connection, put, choice, now)
+    created = write_entry(connection, put, keys, now)
+    if healed or not created:
+        heal_entries(connection, healed, put.entry_id)
     if put.label is not None:
         label_entry(connection, put.label, put.entry_id, now)
     annotate_entry(connection, put.entry_id, put.annotations)
-    connection.execute(receipts.insert().values(
-        digest=receipt.digest, subject=receipt.subject, type=receipt.type, made_at=receipt.made_at
-    ))  # fmt: skip
+    connection.execute(_ADD_RECEIPT, {
+        "digest": receipt.digest, "subject": receipt.subject, "type": receipt.type, "made_at": receipt.made_at
+    })  # fmt: skip
     paths = [opened.manifests.relative(put.entry_id), opened.receipts.relative(receipt.digest)]
-    connection.execute(doomed_files.delete().where(doomed_files.c.path.in_(paths)))
+    connection.execute(_SPARE, {"paths": paths})
     return created
-
-
-def unchanged(opened: Opened, put: Put) -> bool:
-    """Whether the entry is there whole, so that nothing but a label or an annotation could be new."""
-    with opened.index.read() as connection:
-        query = sa.select(entries.c.damaged).where(entries.c.entry_id == put.entry_id)
-        if connection.execute(query).scalar() != 0:
-            return False
-        known = find_locations(connection, put.manifest.namespace, [ref.digest for ref in put.refs])
-    if any(known.get(ref.digest) is None or known[ref.digest].state != LIVE for ref in put.refs):
-        return False
-    if opened.manifests.read(put.entry_id, MAX_MANIFEST_BYTES) != put.manifest.data:
-        return False
-    return all(is_intact(opened, known[ref.digest]) for ref in put.refs)

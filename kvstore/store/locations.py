@@ -71,26 +71,33 @@ _COLUMNS: Final = (
 )  # fmt: skip
 
 
+_FIND: Final[sa.Select[Any]] = sa.select(*_COLUMNS).where(
+    objects.c.namespace == sa.bindparam("namespace"), objects.c.payload.in_(sa.bindparam("payloads", expanding=True))
+)
+_OF_ENTRY: Final[sa.Select[Any]] = (
+    sa.select(*_COLUMNS)
+    .select_from(objects.join(refs, refs.c.object_key == objects.c.object_key))
+    .join(entries, entries.c.entry_key == refs.c.entry_key)
+    .where(entries.c.entry_id == sa.bindparam("entry_id"))
+)
+
+
 def find_locations(
     connection: sa.Connection, namespace: str, payloads: Iterable[Digest]
 ) -> dict[Digest, Location]:
     """The rows of these payloads, whatever their state."""
     found: dict[Digest, Location] = {}
     for part in batches(sorted(set(payloads))):
-        query = sa.select(*_COLUMNS).where(objects.c.namespace == namespace, objects.c.payload.in_(part))
-        found.update((item.name.payload, item) for item in _rows(connection, query))
+        rows = connection.execute(_FIND, {"namespace": namespace, "payloads": part})
+        found.update((item.name.payload, item) for item in map(_location, rows))
     return found
 
 
 def locations_of_entry(connection: sa.Connection, entry_id: Digest) -> list[Location]:
     """The rows of every object that an entry refers to."""
-    query = sa.select(*_COLUMNS).select_from(
-        objects.join(refs, refs.c.object_key == objects.c.object_key)
-        .join(entries, entries.c.entry_key == refs.c.entry_key)
-    ).where(entries.c.entry_id == entry_id)  # fmt: skip
-    return list(_rows(connection, query))
+    return [_location(row) for row in connection.execute(_OF_ENTRY, {"entry_id": entry_id})]
 
 
-def _rows(connection: sa.Connection, query: sa.Select[*tuple[Any, ...]]) -> Iterator[Location]:
-    for key, payload, stored, raw_size, stored_size, state, verified in connection.execute(query):
-        yield Location(key, ObjectName(payload, stored), raw_size, stored_size, state, verified)
+def _location(row: Sequence[Any]) -> Location:
+    key, payload, stored, raw_size, stored_size, state, verified = row
+    return Location(key, ObjectName(payload, stored), raw_size, stored_size, state, verified)

@@ -27,9 +27,8 @@ from kvstore.format.object import encode_object
 from kvstore.format.receipt import Receipt
 from kvstore.format.tensors import Payload
 from kvstore.store.clock import now_micros
-from kvstore.store.commit import commit, is_intact, unchanged
+from kvstore.store.commit import commit, survey
 from kvstore.store.entries import annotate_entry, label_entry
-from kvstore.store.locations import find_locations
 from kvstore.store.naming import parse_label
 from kvstore.store.objects import ObjectName, Staged
 from kvstore.store.opening import Opened
@@ -82,12 +81,13 @@ def publish(
     opened.index.refuse_read_only()
     tokens = _check(put)
     stop = Stop(cancelled)
-    if unchanged(opened, put):
+    absent, unchanged = survey(opened, put)
+    if unchanged:
         return _nothing_new(opened, put)
     staged: dict[Digest, Staged] = {}
     with opened.session() as session:
         for _ in range(_MOST_TRIES):
-            wanted = [ref for ref in _absent(opened, put) if ref.digest not in staged]
+            wanted = [ref for ref in absent if ref.digest not in staged]
             for item in _stage(opened, session, put, source, tokens, wanted, stop, progress):
                 staged[item.name.payload] = item
             outcome = commit(opened, session, put, staged, stop.checkpoint)
@@ -96,6 +96,7 @@ def publish(
                     put.entry_id, outcome.created, outcome.receipt, put.raw_bytes, outcome.stored_bytes,
                     outcome.objects_written, outcome.objects_reused,
                 )  # fmt: skip
+            absent, _ = survey(opened, put)
     raise fail("STORE_BUSY", "objects of this entry are removed as fast as they are put", fix="Try again.")
 
 
@@ -125,14 +126,6 @@ def _check(put: Put) -> Payload:
             found=tokens.digest(), fix="Make the manifest from these token ids.",
         )  # fmt: skip
     return tokens
-
-
-def _absent(opened: Opened, put: Put) -> list[PayloadRef]:
-    """Payloads that must be encoded: unknown, set aside, or without a file of the right size."""
-    refs = put.refs
-    with opened.index.read() as connection:
-        known = find_locations(connection, put.manifest.namespace, [ref.digest for ref in refs])
-    return [ref for ref in refs if not is_intact(opened, known.get(ref.digest))]
 
 
 def _stage(

@@ -190,11 +190,14 @@ def _add(opened: Opened, connection: sa.Connection, files: _Files, entry_id: Dig
     known = find_locations(connection, manifest.namespace, [ref.digest for ref in put.refs])
     choice = Choice()
     for ref in put.refs:
-        if ref.digest not in known:
+        location = known.get(ref.digest)
+        if location is not None:
+            choice.used.append(location)
+        else:
             choice.published.append((_usable(opened, files, ref, manifest.namespace), None))
     now = _made_at(opened, files, Salvage(), entry_id)
-    write_objects(connection, put, choice, now)
-    write_entry(connection, put, now)
+    keys, _ = write_objects(connection, put, choice, now)
+    write_entry(connection, put, keys, now)
 
 
 def _usable(opened: Opened, files: _Files, ref: PayloadRef, namespace: str) -> Staged:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Final
 
 import sqlalchemy as sa
 
 from kvstore.format.compat import signature, signature_digest
-from kvstore.store.locations import Location, batches, find_locations
+from kvstore.store.locations import Location
 from kvstore.store.objects import Staged
 from kvstore.store.put import Put
 from kvstore.store.schema import LIVE, entries, objects, refs
@@ -31,50 +32,63 @@ class Choice:
     published: list[tuple[Staged, Location | None]] = field(default_factory=list)
 
 
-def write_objects(connection: sa.Connection, put: Put, choice: Choice, now: int) -> list[int]:
+_ADD_OBJECTS: Final = objects.insert().returning(objects.c.object_key)
+_RAISE: Final = objects.update().where(objects.c.object_key == sa.bindparam("key")).values(state=LIVE)
+_REPLACE: Final = objects.update().where(objects.c.object_key == sa.bindparam("key")).values(
+    stored=sa.bindparam("to"), stored_size=sa.bindparam("size"), state=LIVE, verified=None
+)  # fmt: skip
+_THERE: Final = sa.select(entries.c.entry_key).where(entries.c.entry_id == sa.bindparam("entry_id"))
+_ADD_ENTRY: Final = entries.insert()
+_ADD_REFS: Final = refs.insert()
+
+
+def write_objects(connection: sa.Connection, put: Put, choice: Choice, now: int) -> tuple[list[int], list[int]]:
     """Write the object rows, in the order of their payloads.
 
     Args:
         now: Microseconds since 1970, UTC.
 
     Returns:
-        Keys of rows that were there and had no usable file before.
+        Keys of all the entry's objects, and of those whose row was there without a usable file.
     """
-    for part in batches([location.key for location in choice.raised]):
-        connection.execute(objects.update().where(objects.c.object_key.in_(part)).values(state=LIVE))
-    new, healed, sizes = [], [], {ref.digest: ref.size for ref in put.refs}
-    for staged, location in sorted(choice.published, key=lambda pair: pair[0].name):
-        values = {"stored": staged.name.stored, "stored_size": staged.size, "state": LIVE, "verified": None}
-        if location is None:
-            payload = staged.name.payload
-            new.append({
-                "namespace": put.manifest.namespace, "payload": payload, "raw_size": sizes[payload],
-                "created_at": now, **values,
-            })  # fmt: skip
-        else:
-            connection.execute(objects.update().where(objects.c.object_key == location.key).values(values))
-            healed.append(location.key)
+    sizes = {ref.digest: ref.size for ref in put.refs}
+    published = sorted(choice.published, key=lambda pair: pair[0].name)
+    new = [
+        {
+            "namespace": put.manifest.namespace, "payload": staged.name.payload, "stored": staged.name.stored,
+            "raw_size": sizes[staged.name.payload], "stored_size": staged.size, "state": LIVE, "verified": None,
+            "created_at": now,
+        }
+        for staged, location in published if location is None
+    ]  # fmt: skip
+    healed = [
+        {"key": location.key, "to": staged.name.stored, "size": staged.size}
+        for staged, location in published if location is not None
+    ]  # fmt: skip
+    keys = [location.key for location in (*choice.used, *choice.raised)]
+    if choice.raised:
+        connection.execute(_RAISE, [{"key": location.key} for location in choice.raised])
+    if healed:
+        connection.execute(_REPLACE, healed)
     if new:
-        connection.execute(objects.insert(), new)
-    return healed
+        keys += connection.execute(_ADD_OBJECTS, new).scalars()
+    again = [location.key for _, location in published if location is not None]
+    return keys + again, again
 
 
-def write_entry(connection: sa.Connection, put: Put, now: int) -> bool:
+def write_entry(connection: sa.Connection, put: Put, object_keys: list[int], now: int) -> bool:
     """Write the entry's row, its references and its place in the tree; tells whether it is new."""
     manifest = put.manifest
-    if connection.execute(sa.select(entries.c.entry_key).where(entries.c.entry_id == put.entry_id)).first():
+    if connection.execute(_THERE, {"entry_id": put.entry_id}).first():
         return False
     method = None if manifest.method is None else manifest.method.name
-    inserted = connection.execute(entries.insert().values(
-        entry_id=put.entry_id, model_digest=manifest.model.digest, namespace=manifest.namespace,
-        token_count=manifest.token_count, lowest_cut=manifest.lowest_cut,
-        signature=signature_digest(signature(manifest.layers), method), method=method,
-        prefix_digest=manifest.prefix.digest, raw_bytes=put.raw_bytes, created_at=now, accessed_at=now,
-    ))  # fmt: skip
-    (key,) = inserted.inserted_primary_key or (None,)
-    known = find_locations(connection, manifest.namespace, [ref.digest for ref in put.refs])
-    connection.execute(
-        refs.insert(), [{"entry_key": key, "object_key": known[ref.digest].key} for ref in put.refs]
-    )
+    connection.execute(_ADD_ENTRY, {
+        "entry_id": put.entry_id, "model_digest": manifest.model.digest, "namespace": manifest.namespace,
+        "token_count": manifest.token_count, "lowest_cut": manifest.lowest_cut,
+        "signature": signature_digest(signature(manifest.layers), method), "method": method,
+        "prefix_digest": manifest.prefix.digest, "raw_bytes": put.raw_bytes, "created_at": now, "accessed_at": now,
+    })  # fmt: skip
+    key = connection.execute(_THERE, {"entry_id": put.entry_id}).scalar_one()
+    connection.execute(_ADD_REFS, [{"entry_key": key, "object_key": object_key} for object_key in sorted(object_keys)])
     add_entry(connection, entry_id=put.entry_id, ids=put.token_ids, media=manifest.prefix.media)
     return True

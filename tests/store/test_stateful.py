@@ -14,7 +14,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from kvstore.format.digest import Digest
 from kvstore.store.entry_store import EntryStore
 from tests.builders import MadeEntry, make_entry
-from tests.store.kit import flip, put, read_back
+from tests.store.kit import code_of, flip, put, read_back
 
 ENTRIES = [
     make_entry(seed, tokens, layers, namespace=namespace)
