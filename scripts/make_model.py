@@ -110,7 +110,7 @@ def check(folder: Path) -> str:
         if (found := _sha256(folder / name)) != entry["sha256"]:
             raise ModelError(f"{name} was altered: expected sha256 {entry['sha256']}, found {found}")
     model, tokenizer, *_ = mlx_lm.load(str(folder))
-    text: str = mlx_lm.generate(model, tokenizer, PROMPT, max_tokens=8)  # greedy by default
+    text: str = mlx_lm.generate(model, tokenizer, PROMPT, max_tokens=24)  # greedy by default
     if not text.startswith(CONTINUATION):
         raise ModelError(f"after {PROMPT!r} expected {CONTINUATION!r}, found {text!r}")
     loss = _loss(model, tokenizer.encode(PASSAGE))
