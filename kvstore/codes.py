@@ -52,6 +52,7 @@ CODES: Final[dict[str, Code]] = {
     "PROFILE_UNSUPPORTED": Code("schema", _U, "The document names a profile that is not known."),
     "KIND_UNSUPPORTED": Code("schema", _U, "A layer has a kind that is not known."),
     "DTYPE_UNSUPPORTED": Code("schema", _U, "A tensor has a dtype that is not known."),
+    "QUANTIZATION_UNSUPPORTED": Code("schema", _U, "A quantized layer has a mode that is not known."),
     "FIELD_MISSING": Code("schema", _I, "A required field is absent."),
     "FIELD_UNKNOWN": Code("schema", _I, "A field is not one that this version defines."),
     "FIELD_TYPE": Code("schema", _I, "A field has a value of the wrong JSON type."),
@@ -68,6 +69,7 @@ CODES: Final[dict[str, Code]] = {
     "TOKEN_COUNT_MISMATCH": Code("semantic", _I, "Offsets and token count of an entry disagree."),
     "CACHE_STATE_INVALID": Code("semantic", _I, "A layer's scalars describe a state that cannot exist."),
     "PAYLOAD_SIZE_MISMATCH": Code("semantic", _I, "A descriptor's size is not that of its tensors' canonical form."),
+    "METHOD_DIGEST_MISMATCH": Code("semantic", _I, "A method's digest is not that of its config."),
     "LAYOUT_DIGEST_MISMATCH": Code("semantic", _I, "A layout digest is not that of the buffers it names."),
     # compat
     "MODEL_MISMATCH": Code("compat", _C, "Weights, config or geometry are those of another model."),

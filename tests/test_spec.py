@@ -195,7 +195,7 @@ def test_values_in_requirements() -> None:
     assert set(re.findall(r"\d+", REQUIREMENTS["KV-LAY-021"])) >= {
         str(n) for n in (*layers.QUANTIZATION_BITS, *layers.QUANTIZATION_GROUPS)
     }
-    assert set(ticks("KV-LAY-021")) >= {*layers.BIASED_MODES, *layers.UNBIASED_MODES}
+    assert set(ticks("KV-LAY-043")) >= {*layers.BIASED_MODES, *layers.UNBIASED_MODES}
     assert ticks("KV-PFX-012") == [prefix.DEFAULT_NAMESPACE]
     assert ticks("KV-MOD-007") == [f'H("{model.MODEL_TAG}", M)']
     assert ticks("KV-MOD-018") == [f'H("{model.CONFIG_TAG}", C)']

@@ -42,7 +42,7 @@ class Kind:
     """One row of the registry of kinds.
 
     Attributes:
-        scalars: Field name to its type: ``int``, ``text``, ``ints?`` (array or null).
+        scalars: Field name to its type: ``int``, ``mode`` (of quantization), ``ints?`` (array or null).
         roles: Tensor role to :class:`Role`; empty for ``list``.
         span: How token rows are grouped: by absolute position, by stored row, or as one snapshot.
     """
@@ -58,7 +58,7 @@ _QUANTIZED: Final = {
     f"{side}.{part}": Role(2, 4, part != "biases") for side in "kv" for part in ("words", "scales", "biases")
 }
 _SPARSE: Final = {"positions": Role(1, 2, required=False)}
-_QUANTIZATION: Final = {"bits": "int", "group_size": "int", "mode": "text"}
+_QUANTIZATION: Final = {"bits": "int", "group_size": "int", "mode": "mode"}
 
 KINDS: Final[Mapping[str, Kind]] = MappingProxyType({
     kind.name: kind
@@ -249,9 +249,19 @@ def _list(value: Any, where: str, budget: list[int]) -> LayerRecord:
 def _scalar(fields: Fields, name: str, kind: str) -> Scalar:
     if kind == "int":
         return fields.integer(name, high=MAX_SLOTS if name == "slots" else MAX_TOKENS)
-    if kind == "text":
-        return fields.text(name)
+    if kind == "mode":
+        return _mode(fields, name)
     return fields.nullable(name, lambda n: _one_integer(fields, n))
+
+
+def _mode(fields: Fields, name: str) -> str:
+    text = fields.text(name)
+    if text not in BIASED_MODES + UNBIASED_MODES:
+        raise fail(
+            "QUANTIZATION_UNSUPPORTED", fields.path(name), expected="one of " + ", ".join(BIASED_MODES + UNBIASED_MODES),
+            found=text, fix="Upgrade kvstore, or recompute the cache.",
+        )  # fmt: skip
+    return text
 
 
 def _one_integer(fields: Fields, name: str) -> tuple[int, ...]:

@@ -181,12 +181,21 @@ def check_manifest(manifest: Manifest) -> Manifest:
     """Step 4: the cross-field rules. Returns the manifest."""
     check_layers(manifest.layers, manifest.token_count)
     check_groups(manifest.groups, manifest.layers)
+    _check_method(manifest.method)
     expected = payload_size([token_spec(manifest.token_count)])
     if manifest.prefix.token_ids.size != expected:
         raise fail(
             "PAYLOAD_SIZE_MISMATCH", "prefix.token_ids.size", expected=expected, found=manifest.prefix.token_ids.size
         )
     return manifest
+
+
+def _check_method(method: MethodRecord | None) -> None:
+    if method is None:
+        return
+    actual = sha256_digest(method.config.encode())
+    if method.config_digest != actual:
+        raise fail("METHOD_DIGEST_MISMATCH", "method.config_digest", expected=actual, found=method.config_digest)
 
 
 def check_prefix(manifest: Manifest, ids: TokenIds) -> None:
@@ -238,11 +247,7 @@ def _prefix(value: Any) -> PrefixRecord:
 def _method(value: Any) -> MethodRecord:
     fields = Fields(value, "method", ("config", "config_digest", "name"))
     text = fields.text("config", limit=_MAX_METHOD_TEXT)
-    record = MethodRecord(fields.text("name", grammar=NAME), text, fields.digest("config_digest"))
-    actual = sha256_digest(text.encode())
-    if record.config_digest != actual:
-        raise fail("FIELD_FORMAT", "method.config_digest", expected=actual, found=record.config_digest)
-    return record
+    return MethodRecord(fields.text("name", grammar=NAME), text, fields.digest("config_digest"))
 
 
 def _continuation(fields: Fields) -> tuple[tuple[str, int | str], ...]:

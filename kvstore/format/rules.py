@@ -105,15 +105,13 @@ def _exact_rows(layer: LayerRecord, where: str) -> None:
 
 
 def _quantized(layer: LayerRecord, where: str) -> None:
-    bits, group, mode = layer.integer("bits"), layer.integer("group_size"), layer.scalars["mode"]
+    bits, group = layer.integer("bits"), layer.integer("group_size")
     if bits not in QUANTIZATION_BITS or group not in QUANTIZATION_GROUPS:
         raise fail(
             "CACHE_STATE_INVALID", f"{where} quantization",
             expected=f"bits in {QUANTIZATION_BITS}, group size in {QUANTIZATION_GROUPS}",
             found=f"bits {bits}, group size {group}",
         )  # fmt: skip
-    if mode not in BIASED_MODES + UNBIASED_MODES:
-        raise fail("CACHE_STATE_INVALID", f"{where}.mode", expected=BIASED_MODES + UNBIASED_MODES, found=mode)
     for side in ("k", "v"):
         words, scales = layer.tensors[f"{side}.words"], layer.tensors[f"{side}.scales"]
         if words.dtype != "U32" or words.shape[-1] * 32 != scales.shape[-1] * group * bits:

@@ -37,6 +37,7 @@ REFUSED: dict[str, tuple[Any, str]] = {
     "not an object": (1, "FIELD_TYPE"),
     "no kind": ({"offset": 1}, "FIELD_MISSING"),
     "kind is a number": ({"kind": 1}, "FIELD_TYPE"),
+    "quantization mode": (edited("kv-quantized", mode="int4"), "QUANTIZATION_UNSUPPORTED"),
     "class name": (edited("kv", kind="KVCache"), "KIND_UNSUPPORTED"),
     "scalar of another kind": (edited("kv", max_size=4), "FIELD_UNKNOWN"),
     "role of another kind": (retensored("kv", positions=GOOD), "FIELD_UNKNOWN"),

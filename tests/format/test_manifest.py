@@ -40,9 +40,10 @@ SPECIAL = {
     ("/properties/features", "maxItems"): "FEATURE_UNSUPPORTED",
     ("/$defs/model/properties/shard", "type"): "SHARD_UNSUPPORTED",
     ("/$defs/digest", "maxLength"): "FIELD_FORMAT",
+    ("/$defs/layer-kv-quantized/properties/mode", "enum"): "QUANTIZATION_UNSUPPORTED",
+    ("/$defs/layer-kv-sparse-quantized/properties/mode", "enum"): "QUANTIZATION_UNSUPPORTED",
 }
-BEYOND_SCHEMA = ("model.weights", "model.code", "model.adapter.files", "model.adapter.scale", "prefix.media",
-                 "method.config_digest")  # fmt: skip
+BEYOND_SCHEMA = ("model.weights", "model.code", "model.adapter.files", "model.adapter.scale", "prefix.media")
 """Rules of step 3 that JSON Schema can't say: order, spans, derived values."""
 
 
@@ -187,8 +188,8 @@ SEMANTIC: dict[str, tuple[Any, str]] = {
 }  # fmt: skip
 
 SCHEMA_ONLY_IN_CODE: dict[str, tuple[Any, str]] = {
-    "config digest": (edit("method", "config_digest", to=sha256_digest(b"")), "FIELD_FORMAT"),
-    "config text": (edit("method", "config", to="{}"), "FIELD_FORMAT"),
+    "config digest": (edit("method", "config_digest", to=sha256_digest(b"")), "METHOD_DIGEST_MISMATCH"),
+    "config text": (edit("method", "config", to="{}"), "METHOD_DIGEST_MISMATCH"),
     "media past the end": (media(start=COUNT), "FIELD_RANGE"),
     "media too long": (media(length=COUNT), "FIELD_RANGE"),
     "scale": (edit("model", "adapter", "scale", to="0.50"), "FIELD_FORMAT"),

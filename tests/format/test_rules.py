@@ -71,7 +71,6 @@ WRONG: dict[str, tuple[LayerRecord, str]] = {
                                 "SHAPE_INCONSISTENT"),
     "7 bits": (with_scalars("kv-quantized", bits=7), "CACHE_STATE_INVALID"),
     "group of 48": (with_scalars("kv-quantized", group_size=48), "CACHE_STATE_INVALID"),
-    "unknown mode": (with_scalars("kv-quantized", mode="int4"), "CACHE_STATE_INVALID"),
     "other offset": (with_scalars("kv", offset=COUNT - 1), "TOKEN_COUNT_MISMATCH"),
     "offset 0 with rows": (with_scalars("kv-sparse", offset=0), "TOKEN_COUNT_MISMATCH"),
     "window larger than its maximum": (ring(COUNT, 513, 512, 4, 513), "CACHE_STATE_INVALID"),
