@@ -7,6 +7,9 @@ A *signature* is what a runtime must agree on to hold the state: per leaf layer 
 kind, the scalars that shape it (bits, window, chunk …), and each tensor's dtype and
 shape with the token axis left open. Equal signatures mean that the receiving model's
 own cache objects can hold the entry.
+
+A lossy method may leave fewer rows than tokens. Whoever names the method accepts that,
+so under a method a sparse layer counts as the dense one that it came from.
 """
 
 from __future__ import annotations
@@ -32,6 +35,7 @@ Policy = Literal["strict", "tokens"]
 Signature = Mapping[str, Mapping[str, Json]]
 
 _SIGNATURE_TAG: Final = "kvstore signature v1"
+_DENSE: Final = {"kv-sparse": "kv", "kv-sparse-quantized": "kv-quantized"}
 _SHAPING: Final = ("bits", "chunk_size", "group_size", "keep", "max_size", "mode", "slots")
 
 
@@ -73,7 +77,8 @@ def signature(layers: tuple[LayerRecord, ...]) -> dict[str, dict[str, Json]]:
 
 def signature_digest(value: Signature, method: str | None) -> Digest:
     """One digest for a signature and a method, as the index stores it."""
-    document: Json = {"layers": {path: dict(leaf) for path, leaf in value.items()}, "method": method}
+    layers = value if method is None else _dense(value)
+    document: Json = {"layers": {path: dict(leaf) for path, leaf in layers.items()}, "method": method}
     return tagged_digest(_SIGNATURE_TAG, canonical_bytes(document))
 
 
@@ -86,7 +91,8 @@ def mismatches(manifest: Manifest, wanted: Wanted) -> list[Mismatch]:
     if method is not None and method != wanted.method:
         found.append(Mismatch("METHOD_MISMATCH", "method", wanted.method, method))
     if wanted.signature is not None:
-        found.extend(_signatures(wanted.signature, signature(manifest.layers)))
+        sides = wanted.signature, signature(manifest.layers)
+        found.extend(_signatures(*sides) if method is None else _signatures(*(_dense(side) for side in sides)))
     return found
 
 
@@ -176,6 +182,18 @@ def _leaf_mismatch(
     for name in sorted(want.keys() | have.keys()):
         if want.get(name) != have.get(name):
             yield Mismatch("SIGNATURE_MISMATCH", f"layers[{path}].{name}", want.get(name), have.get(name))
+
+
+def _dense(value: Signature) -> dict[str, dict[str, Json]]:
+    """The signature with each sparse layer as the dense one of the same tensors."""
+    return {
+        path: {
+            name: _DENSE.get(str(item), item) if name == "kind" else item
+            for name, item in leaf.items()
+            if not (name == "tensors.positions" and leaf["kind"] in _DENSE)
+        }
+        for path, leaf in value.items()
+    }
 
 
 def _plain(leaf: Mapping[str, Json] | None) -> Json:

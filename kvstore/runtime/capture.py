@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import islice
-from typing import Any
+from typing import Any, Final
 
 from kvstore.errors import fail
 from kvstore.format.groups import Group, PayloadRef, Segment, plan_groups, segments
@@ -25,6 +25,7 @@ from kvstore.store.parallel import Stop, run_parallel
 
 __all__ = ["Captured", "capture"]
 
+_LOSSY_KINDS: Final = ("kv-sparse", "kv-sparse-quantized")
 Views = dict[str, dict[str, Rows]]
 
 
@@ -64,7 +65,7 @@ def capture(
         cancelled: Asked between payloads.
 
     Raises:
-        InvalidError: CACHE_EMPTY, CACHE_INCONSISTENT, CACHE_BATCHED, TOKEN_ID_RANGE.
+        InvalidError: CACHE_EMPTY, CACHE_INCONSISTENT, CACHE_BATCHED, METHOD_MISSING, TOKEN_ID_RANGE.
         UnsupportedError: CACHE_CLASS_UNKNOWN, DTYPE_UNSUPPORTED.
         CancelledError: CANCELLED.
     """
@@ -72,6 +73,7 @@ def capture(
     name = parse_namespace(namespace)
     layers = describe(cache)
     check_layers_agree(layers, int(ids.size))
+    _check_method(layers, method)
     jobs = _jobs(layers, views(cache))
     refs = run_parallel(_ref, jobs, stop=Stop(cancelled))
     tokens = Payload.make({token_spec(ids.size).name: ("U32", ids)})
@@ -120,6 +122,16 @@ def check_layers_agree(layers: tuple[LayerRecord, ...], token_count: int) -> Non
             "CACHE_INCONSISTENT", f"layers[{path}].offset differs from the number of token ids",
             expected=token_count, found=offset,
             fix="Pass every id that the model has read into this cache, the last sampled one not among them.",
+        )  # fmt: skip
+
+
+def _check_method(layers: tuple[LayerRecord, ...], method: MethodRecord | None) -> None:
+    """Without a method's name, nobody who asks for lossless state could be kept from a sparse entry."""
+    sparse = [path for path, layer in leaves(layers) if layer.kind in _LOSSY_KINDS]
+    if sparse and method is None:
+        raise fail(
+            "METHOD_MISSING", f"layers[{sparse[0]}] holds fewer rows than tokens, and no method is named",
+            fix="Pass method=MethodRecord.make(name, config).", layers=sparse,
         )  # fmt: skip
 
 

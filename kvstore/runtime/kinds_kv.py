@@ -18,7 +18,7 @@ from kvstore.format.layers import LayerRecord, Scalar
 from kvstore.runtime.registry import KindHandler, Placement, Source
 from kvstore.runtime.rows import Ranges
 
-__all__ = ["CUT_MARK", "builtin"]
+__all__ = ["CUT_MARK", "KeysValues", "Quantized", "builtin", "first_rows"]
 
 _PARTS: Final = ("words", "scales", "biases")
 CUT_MARK: Final = "_kvstore_cut_at"
@@ -30,7 +30,7 @@ def builtin() -> Iterator[tuple[type, KindHandler]]:
     from mlx_lm.models import cache as module
 
     for name, make in (
-        ("KVCache", _Plain), ("QuantizedKVCache", _Quantized), ("RotatingKVCache", _Rotating),
+        ("KVCache", _Plain), ("QuantizedKVCache", Quantized), ("RotatingKVCache", _Rotating),
         ("ChunkedKVCache", _Chunked), ("ConcatenateKVCache", _Concatenated),
     ):  # fmt: skip
         cls = getattr(module, name, None)
@@ -38,16 +38,18 @@ def builtin() -> Iterator[tuple[type, KindHandler]]:
             yield cls, make(cls)
 
 
-class _KeysValues(KindHandler):
+class KeysValues(KindHandler):
     """What all five share: ``keys`` and ``values`` of ``[1, heads, rows, size]`` and an ``offset``."""
 
     def __init__(self, cls: type) -> None:
         self.cls = cls
 
     def scalars(self, cache: Any) -> dict[str, Scalar]:
+        """The offset."""
         return {"offset": cache.offset}
 
     def sources(self, cache: Any, where: str) -> dict[str, Source]:
+        """The arrays of :meth:`arrays`, proved to agree, with the rows of :meth:`ranges`."""
         _check_offset(cache, where)
         if (cache.keys is None) != (cache.values is None):
             raise fail("CACHE_INCONSISTENT", f"{where}: keys and values", expected="both or neither", found="one")
@@ -68,9 +70,10 @@ class _KeysValues(KindHandler):
 
     def ranges(self, cache: Any, rows: int, where: str) -> Ranges:
         """The stored rows of buffers with ``rows`` rows."""
-        return _first(cache.offset, rows, where)
+        return first_rows(cache.offset, rows, where)
 
     def restore(self, record: LayerRecord, arrays: Mapping[str, mx.array], children: Sequence[Any]) -> Any:
+        """An object of :meth:`make`, given the arrays by :meth:`fill`."""
         del children
         cache = self.make(record)
         if arrays:
@@ -87,18 +90,22 @@ class _KeysValues(KindHandler):
         cache.keys, cache.values, cache.offset = arrays["k"], arrays["v"], record.offset
 
 
-class _Plain(_KeysValues):
+class _Plain(KeysValues):
     kind: ClassVar[str] = "kv"
 
 
-class _Quantized(_KeysValues):
+class Quantized(KeysValues):
+    """Packed words, scales, and in some modes biases, for keys and for values."""
+
     kind: ClassVar[str] = "kv-quantized"
 
     def scalars(self, cache: Any) -> dict[str, Scalar]:
+        """Offset, bits, group size, mode."""
         mode = getattr(cache, "mode", "affine")
         return {"offset": cache.offset, "bits": cache.bits, "group_size": cache.group_size, "mode": mode}
 
     def arrays(self, cache: Any, where: str) -> dict[str, mx.array]:
+        """Two or three for each side, by the mode."""
         found: dict[str, mx.array] = {}
         for side, parts in (("k", cache.keys), ("v", cache.values)):
             if not isinstance(parts, (list, tuple)) or not 2 <= len(parts) <= len(_PARTS):
@@ -107,6 +114,7 @@ class _Quantized(_KeysValues):
         return found
 
     def make(self, record: LayerRecord) -> Any:
+        """An empty object; SIGNATURE_MISMATCH where the class lacks the mode."""
         cache = self.cls(group_size=record.integer("group_size"), bits=record.integer("bits"))
         if getattr(cache, "mode", "affine") != record.scalars["mode"]:
             raise fail(
@@ -116,12 +124,13 @@ class _Quantized(_KeysValues):
         return cache
 
     def fill(self, cache: Any, record: LayerRecord, arrays: Mapping[str, mx.array]) -> None:
+        """Hand the arrays over as the class keeps them: a tuple for each side."""
         sides = [tuple(arrays[f"{side}.{part}"] for part in _PARTS if f"{side}.{part}" in arrays) for side in "kv"]
         cache.keys, cache.values = sides
         cache.offset = record.offset
 
 
-class _Rotating(_KeysValues):
+class _Rotating(KeysValues):
     """A window of ``max_size`` rows, the first ``keep`` of them pinned.
 
     Stored order is temporal: pinned rows, then the oldest to the newest. Three states are valid:
@@ -177,7 +186,7 @@ class _Rotating(_KeysValues):
         cache._idx = record.integer("ring_index")  # noqa: SLF001
 
 
-class _Chunked(_KeysValues):
+class _Chunked(KeysValues):
     kind: ClassVar[str] = "kv-chunked"
 
     def scalars(self, cache: Any) -> dict[str, Scalar]:
@@ -185,7 +194,7 @@ class _Chunked(_KeysValues):
         return {"offset": cache.offset, "chunk_size": cache.chunk_size, "start": start}
 
     def ranges(self, cache: Any, rows: int, where: str) -> Ranges:
-        return _first(cache.offset - cache.start_position, rows, where)
+        return first_rows(cache.offset - cache.start_position, rows, where)
 
     def make(self, record: LayerRecord) -> Any:
         return self.cls(chunk_size=record.integer("chunk_size"))
@@ -195,13 +204,13 @@ class _Chunked(_KeysValues):
         cache.start_position = record.integer("start")
 
 
-class _Concatenated(_KeysValues):
+class _Concatenated(KeysValues):
     """Its next update joins onto *all* rows, trimmed ones too, and sets the offset to their number: all are state."""
 
     kind: ClassVar[str] = "kv-concatenated"
 
     def ranges(self, cache: Any, rows: int, where: str) -> Ranges:
-        _first(cache.offset, rows, where)
+        first_rows(cache.offset, rows, where)
         return ((0, rows),)
 
     def place(self, record: LayerRecord) -> Placement:
@@ -231,7 +240,7 @@ def _check_shapes(arrays: Mapping[str, mx.array], where: str) -> int:
     return int(first.shape[2])
 
 
-def _first(count: int, rows: int, where: str) -> Ranges:
+def first_rows(count: int, rows: int, where: str) -> Ranges:
     """The first ``count`` rows of a buffer, which must hold them."""
     if not 0 <= count <= rows:
         raise fail("CACHE_INCONSISTENT", f"{where} rows", expected=f"at least {count}, for its offset", found=rows)

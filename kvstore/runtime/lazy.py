@@ -48,7 +48,7 @@ def load_tokenizer(path: str | os.PathLike[str]) -> Any:
 def options_of(layers: tuple[LayerRecord, ...]) -> CacheOptions:
     """The options under which a model makes caches like these: an entry's own quantization and window."""
     found = [leaf for _, leaf in leaves(layers)]
-    quantized = next((leaf for leaf in found if leaf.kind == "kv-quantized"), None)
+    quantized = next((leaf for leaf in found if leaf.kind in ("kv-quantized", "kv-sparse-quantized")), None)
     window = next((leaf for leaf in found if leaf.kind == "kv-rotating"), None)
     return CacheOptions(
         max_kv_size=None if window is None else window.integer("max_size"),
