@@ -88,7 +88,7 @@ def save(model: str, document: Path, work: Path) -> None:
     ids = [int(token) for token in bound.tokenizer.encode(document.read_text())]
     bar = Bar("reading", len(ids))
     start = time.perf_counter()
-    filled = kvstore.prefill(bound.model, ids, progress=bar)
+    filled = kvstore.prefill(bound, ids, progress=bar)
     read_seconds = time.perf_counter() - start
     bar.close()
 

@@ -16,6 +16,7 @@ import mlx.core as mx
 from kvstore.errors import fail
 from kvstore.format.layers import LayerRecord, leaves
 from kvstore.format.prefix import TokenIds, as_token_ids
+from kvstore.runtime.binding import BoundModel
 from kvstore.runtime.kinds import describe
 from kvstore.runtime.probe import CacheOptions, make_cache, quantize_cache
 
@@ -45,7 +46,7 @@ def prefill(
     """Run ``model`` over the ids, on the calling thread.
 
     Args:
-        model: An mlx_lm model.
+        model: A bound model, or any model of mlx_lm.
         options: How the caches are shaped.
         quantized_kv_start: Tokens after which the caches are quantized, where the options ask for that.
         step: Tokens for each evaluation; the state's bits can depend on it.
@@ -58,8 +59,9 @@ def prefill(
     ids = as_token_ids(token_ids)
     if ids.size == 0:
         raise fail("CACHE_EMPTY", "there are no token ids", fix="Give a prompt of at least one token.")
+    module: Any = model.model if isinstance(model, BoundModel) else model
     wanted = options or CacheOptions()
-    cache = make_cache(model, replace(wanted, kv_bits=None))
+    cache = make_cache(module, replace(wanted, kv_bits=None))
     width, done, total = step or default_step(), 0, int(ids.size)
     report = progress or (lambda done, total: None)
     report(0, total)
@@ -68,7 +70,7 @@ def prefill(
             break
         # The last token goes alone: only before it can be seen whether it may go at all.
         count = min(width, total - done - 1) or 1
-        model(mx.array(ids[done : done + count])[None], cache=cache)
+        module(mx.array(ids[done : done + count])[None], cache=cache)
         done += count
         if done >= quantized_kv_start:
             quantize_cache(cache, wanted)

@@ -71,7 +71,8 @@ def write_prompt_file(path: Path, cache: Sequence[Any], metadata: Mapping[str, s
     The file appears under its name only when it is whole.
 
     Raises:
-        UsageError: USAGE, where the name does not end in ``.safetensors`` (mlx_lm tells formats by it).
+        UsageError: USAGE, where the name does not end in ``.safetensors`` (mlx_lm tells formats by it), or cannot be
+            written.
         UnsupportedError: CACHE_FILE_EXPORT, for classes that are not mlx_lm's.
     """
     from mlx_lm.models.cache import save_prompt_cache
@@ -84,7 +85,7 @@ def write_prompt_file(path: Path, cache: Sequence[Any], metadata: Mapping[str, s
         save_prompt_cache(str(temporary), trimmed, dict(metadata))
         temporary.replace(path)
     except (RuntimeError, OSError) as error:
-        raise fail("STORE_IO", f"{path} cannot be written: {error}") from error
+        raise fail("USAGE", f"{path} cannot be written: {error}", fix="Name a file that can be.") from error
     finally:
         temporary.unlink(missing_ok=True)
     return path.stat().st_size

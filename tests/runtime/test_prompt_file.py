@@ -93,8 +93,10 @@ def test_nothing_that_was_trimmed_is_written(tmp_path: Path) -> None:
 def test_a_file_appears_whole_or_not_at_all(tmp_path: Path) -> None:
     target = tmp_path / "taken.safetensors"
     target.mkdir()
-    with pytest.raises(KVStoreError):
-        write_prompt_file(target, [feed(KV(), [2])], {})
+    for place in (target, tmp_path / "none" / "cache.safetensors"):
+        with pytest.raises(KVStoreError) as error:
+            write_prompt_file(place, [feed(KV(), [2])], {})
+        assert error.value.code == "USAGE"
     assert list(tmp_path.iterdir()) == [target]
 
 
