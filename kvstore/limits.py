@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Final
 
 __all__ = [
-    "BLOCK_TOKENS", "MAX_CHUNK_BYTES", "MAX_DIM", "MAX_EXACT_INT", "MAX_JSON_DEPTH",
+    "BLOCK_TOKENS", "MAX_BUNDLE_LAYOUT_BYTES", "MAX_CHUNK_BYTES", "MAX_DIM", "MAX_EXACT_INT", "MAX_JSON_DEPTH",
     "MAX_LAYERS", "MAX_LAYOUT_BYTES", "MAX_MANIFEST_BYTES", "MAX_MEDIA_ITEMS", "MAX_NAME_CHARS",
-    "MAX_OBJECT_HEADER_BYTES", "MAX_PAYLOAD_BYTES", "MAX_RANK", "MAX_RECEIPT_BYTES",
+    "MAX_OBJECT_HEADER_BYTES", "MAX_PATH_CHARS", "MAX_PAYLOAD_BYTES", "MAX_RANK", "MAX_RECEIPT_BYTES",
     "MAX_SLOTS", "MAX_TENSORS_PER_PAYLOAD", "MAX_TENSOR_HEADER_BYTES", "MAX_TOKEN_ID", "MAX_TOKENS",
     "MAX_ZSTD_WINDOW",
 ]  # fmt: skip
@@ -21,6 +21,10 @@ MAX_JSON_DEPTH: Final = 16
 MAX_MANIFEST_BYTES: Final = 16 * 2**20
 MAX_RECEIPT_BYTES: Final = 16 * 2**20
 MAX_LAYOUT_BYTES: Final = 16 * 2**20
+MAX_BUNDLE_LAYOUT_BYTES: Final = 65536
+"""Bytes of a bundle's layout.json."""
+MAX_PATH_CHARS: Final = 255
+"""Characters of a path in a bundle."""
 MAX_LAYERS: Final = 4096
 """Layer records of one entry, children of lists included."""
 MAX_SLOTS: Final = 4096

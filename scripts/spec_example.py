@@ -17,6 +17,7 @@ import numpy as np
 
 from kvstore import errors
 from kvstore.codes import CODES
+from kvstore.format.bundle import bundle_layout
 from kvstore.format.digest import sha256_digest
 from kvstore.format.groups import Group, PayloadRef, plan_groups
 from kvstore.format.json import Json, canonical_bytes
@@ -112,6 +113,7 @@ def blocks() -> dict[str, str]:
         "layout": _json("layout.v1", layout.to_json()),
         "receipt": _json("receipt.v1", receipt().to_json()),
         "object": _json("object.v1", object_header()),
+        "bundle": _json("bundle.v1", json.loads(bundle_layout(made.entry_id))),
         "payload": _fence("text", _dump(state.to_bytes())),
         "chain": _fence("text", chain),
         "prefix-vectors": _fence("text", _prefix_vectors()),

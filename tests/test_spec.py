@@ -13,6 +13,7 @@ import pytest
 from kvstore import errors, limits
 from kvstore.codes import CODES, PHASES
 from kvstore.format import configs, layers, model, prefix
+from kvstore.format.bundle import BUNDLE_MEDIA_TYPE, parse_bundle_layout
 from kvstore.format.digest import tagged_digest
 from kvstore.format.fields import Fields
 from kvstore.format.json import canonical_bytes, number_text
@@ -212,7 +213,8 @@ def test_tags() -> None:
 def test_media_types_and_schemas() -> None:
     rows = {row[0].strip("`"): row[2].strip("`") for row in table("| media type | document | schema |")}
     assert set(rows) == {
-        MANIFEST_MEDIA_TYPE, RECEIPT_MEDIA_TYPE, LAYOUT_MEDIA_TYPE, OBJECT_MEDIA_TYPE, STORE_MEDIA_TYPE,
+        MANIFEST_MEDIA_TYPE, RECEIPT_MEDIA_TYPE, LAYOUT_MEDIA_TYPE, OBJECT_MEDIA_TYPE, BUNDLE_MEDIA_TYPE,
+        STORE_MEDIA_TYPE,
     }  # fmt: skip
     named = {name for name in rows.values() if name != "–"}
     assert named <= {path.name for path in schema_mutants.SCHEMAS.iterdir()}
@@ -227,6 +229,7 @@ PARSERS: dict[str, tuple[str, Callable[[bytes], Any]]] = {
     RECEIPT_MEDIA_TYPE: ("receipt.v1", parse_receipt),
     LAYOUT_MEDIA_TYPE: ("layout.v1", parse_layout),
     OBJECT_MEDIA_TYPE: ("object.v1", read_object),
+    BUNDLE_MEDIA_TYPE: ("bundle-layout.v1", parse_bundle_layout),
 }
 JSON_FENCES = [fence for fence in FENCES if fence.info != "text"]
 
