@@ -22,7 +22,8 @@ from kvstore.format.qwen35_config import Qwen35Config, u32
 
 __all__ = [
     "DTYPE", "ELEMENT_BYTES", "FULL_ROLES", "LINEAR_ROLES", "MAX_LAYERS", "MAX_SEQUENCE_TOKENS", "MAX_TOTAL_BYTES",
-    "PROFILE", "BufferRecord", "Plan", "add", "compact", "make_plan", "make_record", "mul", "records_of", "require_count",
+    "PROFILE", "BufferRecord", "Plan", "add", "compact", "make_plan", "make_record", "mul", "records_of",
+    "require_count",
 ]  # fmt: skip
 
 PROFILE: Final = "dense_qwen35_source_teacher_base_text_f32_cache_v1"
