@@ -23,7 +23,7 @@ from kvstore.store.opening import Opened
 from kvstore.store.schema import DOOMED, doomed_files, entries, objects, receipts, refs
 from kvstore.store.tree import remove_entry
 
-__all__ = ["Removed", "remove_entries", "sweep_doomed"]
+__all__ = ["Removed", "doom_entries", "remove_entries", "sweep_doomed"]
 
 _SWEPT_AT_ONCE: Final = 256
 """Files unlinked in one transaction: others wait for the lock meanwhile."""
@@ -45,6 +45,13 @@ def remove_entries(opened: Opened, entry_ids: Iterable[Digest]) -> Removed:
         NotFoundError: NOT_FOUND.
         StoreError, BusyError: of the store.
     """
+    removed = doom_entries(opened, entry_ids)
+    sweep_doomed(opened)
+    return removed
+
+
+def doom_entries(opened: Opened, entry_ids: Iterable[Digest]) -> Removed:
+    """The first step alone: the entries are gone, their files may go. Raises as :func:`remove_entries`."""
     wanted = list(dict.fromkeys(entry_ids))
     opened.index.refuse_read_only()
     if not wanted:
@@ -55,7 +62,6 @@ def remove_entries(opened: Opened, entry_ids: Iterable[Digest]) -> Removed:
             remove_entry(connection, entry_id)
         _doom_documents(opened, connection, wanted)
         doomed = [found for key in keys for found in _drop(connection, key)]
-    sweep_doomed(opened)
     return Removed(len(wanted), len(doomed), sum(doomed))
 
 

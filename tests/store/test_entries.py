@@ -10,8 +10,9 @@ import pytest
 from kvstore.format.digest import sha256_digest
 from kvstore.format.receipt import Receipt
 from kvstore.store.entry_store import EntryStore
+from kvstore.store.remove import doom_entries, sweep_doomed
 from tests.builders import make_entry, make_model
-from tests.store.kit import clean, code_of, files, put, read_back
+from tests.store.kit import clean, code_of, files, object_file, put, read_back
 
 
 @pytest.fixture
@@ -161,6 +162,51 @@ def test_an_entry_that_was_removed_can_be_put_again(store: EntryStore) -> None:
     store.remove([made.entry_id])
     assert put(store, made).created
     read_back(store, made)
+    clean(store)
+
+
+def test_a_put_between_the_two_steps_of_a_removal_keeps_what_it_needs(store: EntryStore) -> None:
+    made, gone = make_entry(1, 300), make_entry(2, 300)
+    put(store, made)
+    put(store, gone)
+    assert doom_entries(store._opened, [made.entry_id, gone.entry_id]).objects == 10
+    assert code_of(store.manifest, made.entry_id) == "NOT_FOUND"
+    # Raised from the dead: nothing is encoded again.
+    written = put(store, made)
+    assert (written.created, written.objects_written, written.objects_reused) == (True, 0, 5)
+    assert sweep_doomed(store._opened) == 5
+    read_back(store, made, "always")
+    clean(store)
+    assert len(list((store.root / "objects").rglob("*.kvo"))) == 5
+
+
+@pytest.mark.parametrize("codec", ["small", "fast"])
+def test_a_put_after_a_removal_that_died_in_its_second_step(store: EntryStore, codec: str) -> None:
+    """Files are unlinked, but the commit that drops their rows never came."""
+    made = make_entry(1, 300)
+    put(store, made)
+    doom_entries(store._opened, [made.entry_id])
+    for number in (0, 1):
+        object_file(store, made, number).unlink()
+    assert store.live_payloads("default", [ref.digest for ref in made.manifest.payloads()]) == set()
+    written = put(store, made, codec=codec)
+    assert (written.created, written.objects_written, written.objects_reused) == (True, 2, 3)
+    read_back(store, made, "always")
+    assert sweep_doomed(store._opened) == 0
+    clean(store)
+
+
+def test_a_removal_that_died_between_its_steps_is_finished_later(store: EntryStore) -> None:
+    made, other = make_entry(1, 300), make_entry(2, 300)
+    put(store, made)
+    put(store, other)
+    doom_entries(store._opened, [made.entry_id])
+    report = store.verify()
+    assert report.ok
+    assert {finding.code for finding in report.findings} == {"DOOMED_LEFT"}
+    assert not store.match(made.manifest.model.digest, "default", made.token_ids)
+    store.remove([other.entry_id])
+    assert not any((store.root / "objects").rglob("*.kvo"))
     clean(store)
 
 

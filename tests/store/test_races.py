@@ -30,7 +30,7 @@ main(pathlib.Path(sys.argv[1]), *map(int, sys.argv[2:]))
 
 
 def test_putting_removing_and_reading_the_same_entries_at_once(tmp_path: Path) -> None:
-    drive(tmp_path, rounds=40, kills=0, seed=1)
+    drive(tmp_path, rounds=50, kills=0, seed=1)
     with EntryStore.open(tmp_path) as store:
         assert not any(info.damaged for info in store.entries())
         clean(store)
@@ -45,11 +45,10 @@ def test_workers_that_are_killed_leave_whole_entries_and_no_temporary_files(tmp_
         assert {finding.code for finding in report.findings} <= {
             "ORPHAN_OBJECT", "ORPHAN_MANIFEST", "ORPHAN_RECEIPT", "DOOMED_LEFT"
         }  # fmt: skip
-        for seed in (1, 2):
-            for tokens in (256, 300, 512):
-                made = make_entry(seed, tokens, layers=1)
-                put(store, made)
-                read_back(store, made, "always")
+        for tokens in (256, 512):
+            made = make_entry(1, tokens, layers=1)
+            put(store, made)
+            read_back(store, made, "always")
         assert store.verify(deep=True).ok
 
 
