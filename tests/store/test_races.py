@@ -6,13 +6,14 @@ A plain protocol (look whether the file is there; delete rows, then unlink) lose
 from __future__ import annotations
 
 import signal
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
 from kvstore.store.entry_store import EntryStore
 from kvstore.store.temp import sweep_sessions
-from tests.builders import make_entry
+from tests.builders import MadeEntry, make_entry
 from tests.store.kit import child, clean, put, read_back
 
 pytestmark = pytest.mark.race
@@ -55,7 +56,7 @@ def test_workers_that_are_killed_leave_whole_entries_and_no_temporary_files(tmp_
 INTERRUPTED = """
 import os, signal, sys, threading, time
 from kvstore.store.entry_store import EntryStore
-from tests.builders import make_entry
+from tests.builders import MadeEntry, make_entry
 from tests.store.kit import put
 made = make_entry(1, 3000)
 store = EntryStore.open(sys.argv[1])
@@ -114,7 +115,7 @@ def test_a_forked_child_uses_connections_of_its_own(tmp_path: Path) -> None:
     script = """
 import os, sys
 from kvstore.store.entry_store import EntryStore
-from tests.builders import make_entry
+from tests.builders import MadeEntry, make_entry
 from tests.store.kit import put, read_back
 store = EntryStore.open(sys.argv[1])
 put(store, make_entry(1, 600))
@@ -137,4 +138,20 @@ print("ok")
     assert child(script, tmp_path) == "ok\n"
     with EntryStore.open(tmp_path) as store:
         assert len(store.entries()) == 4
+        clean(store)
+
+
+def test_one_store_used_by_many_threads(tmp_path: Path) -> None:
+    entries = [make_entry(seed, 600) for seed in range(8)]
+
+    def work(made: MadeEntry) -> None:
+        put(store, made)
+        for other in entries:
+            found = store.match(other.manifest.model.digest, "default", other.token_ids)
+            if found:
+                read_back(store, other, "always")
+
+    with EntryStore.open(tmp_path) as store, ThreadPoolExecutor(8) as pool:
+        assert list(pool.map(work, entries)) == [None] * 8
+        assert len(store.entries()) == 8
         clean(store)
