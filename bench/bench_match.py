@@ -3,7 +3,6 @@
 The store is synthetic but made by the code that makes real ones. Each entry has 8,192
 tokens: half of them follow a common system prompt, half branch off an earlier entry at a
 random token. One in five holds recurrent state and so can be restored at its end alone.
-The index grows in one file, and is measured each time it reaches a size.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ import statistics
 import tempfile
 import time
 from collections import deque
-from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Final
 
@@ -25,7 +24,7 @@ from kvstore.format.digest import Digest, sha256_digest
 from kvstore.format.prefix import TokenIds, chain_digests
 from kvstore.store import nodes as tables
 from kvstore.store.index import Index
-from kvstore.store.match import Found, match
+from kvstore.store.match import match
 from kvstore.store.schema import entries
 from kvstore.store.sqlite_file import make_file
 from kvstore.store.tree import add_entry, remove_entry
@@ -42,6 +41,13 @@ MODEL: Final = sha256_digest(b"bench model")
 FULL, HYBRID = sha256_digest(b"full attention"), sha256_digest(b"recurrent state")
 
 
+QUESTIONS: Final = (
+    ("match_ms", None, FULL), ("match_repeat_ms", TOKENS, FULL), ("match_state_only_ms", None, HYBRID),
+    ("match_miss_ms", 0, FULL),
+)  # fmt: skip
+"""Name of the figure, tokens in common (None: any number), signature."""
+
+
 class Writer:
     """Adds entries, and keeps some of their token ids to ask for."""
 
@@ -56,13 +62,13 @@ class Writer:
 
     def grow(self, size: int) -> float:
         """Add entries until there are ``size`` nodes; seconds an entry."""
-        began, before = time.perf_counter(), self.entries
+        began = time.perf_counter()
         while self.nodes < size:
             with self._index.write() as conn:
                 for _ in range(min(BATCH, 1 + (size - self.nodes) // 40)):
                     self._add(conn)
                 self.nodes = conn.execute(sa.select(sa.func.max(tables.nodes.c.node))).scalar_one()
-        return (time.perf_counter() - began) / max(1, self.entries - before)
+        return (time.perf_counter() - began) / self.entries
 
     def _text(self, count: int) -> TokenIds:
         return self.random.integers(0, VOCABULARY, count, dtype=np.uint32)
@@ -87,8 +93,8 @@ class Writer:
         if slot <= QUERIES:
             self.sample[slot - 1 : slot] = [ids]
 
-    def prompt(self, *, keep: int | None = None) -> TokenIds:
-        """A prompt that shares ``keep`` tokens with a stored entry; by default any number."""
+    def prompt(self, keep: int | None) -> TokenIds:
+        """A prompt that shares ``keep`` tokens with a stored entry, or any number of them."""
         ids = self.sample[int(self.random.integers(len(self.sample)))]
         kept = int(self.random.integers(SYSTEM_TOKENS, TOKENS)) if keep is None else keep
         return np.concatenate([ids[:kept], self._text(TOKENS - kept)])
@@ -97,39 +103,41 @@ class Writer:
 def run(*, sizes: tuple[int, ...] = SIZES) -> dict[str, Any]:
     """Build and measure; every figure with its unit in its name."""
     with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "index.sqlite"
-        make_file(path, path.with_suffix(".new"))
-        index = Index(path)
-        writer, results = Writer(index), []
+        stores = []
         for size in sizes:
-            seconds = writer.grow(size)
+            path = Path(folder) / f"{size}.sqlite"
+            make_file(path, path.with_suffix(".new"))
+            index = Index(path)
+            writer = Writer(index)
+            add_ms = writer.grow(size) * 1e3
             # The last connection to close folds the write-ahead log into the file, which is then measured whole.
             index.close()
-            results.append({"add_entry_ms": seconds * 1e3, **_measure(path, writer)})
-        ratio = results[-1]["match_ms"] / results[0]["match_ms"]
-        return {"tokens": TOKENS, "sizes": results, "match_ratio": ratio, "chain_ns_per_token": _chain(writer.prompt())}
+            stores.append((index, writer, {"add_entry_ms": add_ms, **_size(path)}))
+        for name, keep, signature in QUESTIONS:
+            _match(stores, name, keep, signature)
+        for index, _, figures in stores:
+            figures["remove_entry_ms"] = _remove(index)
+            index.close()
+        rows = [figures for _, _, figures in stores]
+        ratios = {name: rows[-1][name] / rows[0][name] for name, _, _ in QUESTIONS}
+        return {
+            "tokens": TOKENS, "sizes": rows, "most_to_fewest": ratios,
+            "chain_ns_per_token": _chain(stores[0][1].prompt(None)),
+        }  # fmt: skip
 
 
-def _measure(path: Path, writer: Writer) -> dict[str, Any]:
-    size = path.stat().st_size
-    opened = [_open(path) for _ in range(20)]
+def _size(path: Path) -> dict[str, Any]:
+    """Bytes, and the time to open the file and read a first row of the tree."""
+    size, opened = path.stat().st_size, statistics.median(_open(path) for _ in range(20))
     index = Index(path)
     with index.read() as conn:
-        count, ids = conn.execute(
-            sa.select(sa.func.count(), sa.func.sum(sa.func.length(tables.nodes.c.ids))).select_from(tables.nodes)
-        ).one()
-        figures = {
-            "match_ms": _match(conn, lambda: writer.prompt(), FULL),
-            "match_repeat_ms": _match(conn, lambda: writer.prompt(keep=TOKENS), FULL),
-            "match_state_only_ms": _match(conn, lambda: writer.prompt(), HYBRID),
-            "match_miss_ms": _match(conn, lambda: writer.prompt(keep=0), FULL),
-        }
-    removed = _remove(index)
+        ids = sa.func.sum(sa.func.length(tables.nodes.c.ids))
+        nodes, token_bytes = conn.execute(sa.select(sa.func.count(), ids).select_from(tables.nodes)).one()
+        held = conn.execute(sa.select(sa.func.count()).select_from(entries)).scalar_one()
     index.close()
     return {
-        "nodes": count, "entries": writer.entries, "index_bytes": size, "token_id_bytes": ids,
-        "bytes_per_node_beyond_ids": (size - ids) / count, "open_ms": statistics.median(opened), **figures,
-        "remove_entry_ms": removed,
+        "nodes": nodes, "entries": held, "index_bytes": size, "token_id_bytes": token_bytes,
+        "bytes_per_node_beyond_ids": (size - token_bytes) / nodes, "open_ms": opened,
     }  # fmt: skip
 
 
@@ -144,16 +152,21 @@ def _open(path: Path) -> float:
     return elapsed * 1e3
 
 
-def _match(conn: sa.Connection, prompt: Callable[[], TokenIds], signature: Digest) -> float:
-    """Median over prompts that differ; chain hashing included."""
-    times = []
-    for ids in [prompt() for _ in range(QUERIES)]:
-        began = time.perf_counter()
-        found: Found = match(conn, MODEL, "default", ids, signature=signature)
-        times.append(time.perf_counter() - began)
-        if found.token_count > found.common_tokens:
-            raise SystemExit("a match restored more than there is in common")
-    return statistics.median(times) * 1e3
+def _match(stores: list[Measured], name: str, keep: int | None, signature: Digest) -> None:
+    """Median over prompts that differ, chain hashing included; in turns, so that all meet the same machine."""
+    times: list[list[float]] = [[] for _ in stores]
+    with ExitStack() as stack:
+        conns = [stack.enter_context(index.read()) for index, _, _ in stores]
+        for _ in range(QUERIES):
+            for at, (_, writer, _) in enumerate(stores):
+                ids = writer.prompt(keep)
+                began = time.perf_counter()
+                found = match(conns[at], MODEL, "default", ids, signature=signature)
+                times[at].append(time.perf_counter() - began)
+                if found.token_count > found.common_tokens:
+                    raise SystemExit("a match restored more than there is in common")
+    for (_, _, figures), taken in zip(stores, times, strict=True):
+        figures[name] = statistics.median(taken) * 1e3
 
 
 def _remove(index: Index) -> float:
@@ -171,6 +184,9 @@ def _remove(index: Index) -> float:
             raise _TakeBackError
     except _TakeBackError:
         return statistics.median(times) * 1e3
+
+
+Measured = tuple[Index, Writer, dict[str, Any]]
 
 
 class _TakeBackError(Exception):
@@ -200,7 +216,7 @@ def main() -> None:
     for row in result["sizes"]:
         print("  ".join(f"{name} {value:,.3f}" if isinstance(value, float) else f"{name} {value:,}"
                         for name, value in row.items()))  # fmt: skip
-    print(f"match among most / among fewest: {result['match_ratio']:.2f}")
+    print("most nodes / fewest:", ", ".join(f"{name} {ratio:.2f}" for name, ratio in result["most_to_fewest"].items()))
     print(f"chain hashing: {result['chain_ns_per_token']:.1f} ns a token")
 
 

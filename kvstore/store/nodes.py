@@ -182,7 +182,7 @@ def _deepest() -> sa.Select[tuple[int, int | None, int, bytes, bytes | None]]:
     if all before it are: ``low`` counts digests that are, and number ``high`` is not.
     """
     search = sa.select(
-        sa.literal(0).label("low"), sa.bindparam("beyond", type_=BigKey).label("high"),
+        sa.literal(0).label("low"), sa.bindparam("beyond", type_=sa.Integer).label("high"),
         sa.cast(sa.null(), BigKey).label("node"),
     ).cte("search", recursive=True)  # fmt: skip
     middle = (search.c.low + search.c.high) // 2
