@@ -15,11 +15,11 @@ early, a signal included, leaves no temporary file and no visible half of an ent
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from typing import Final, TypeAlias
 
-from kvstore.errors import fail
+from kvstore.errors import NotFoundError, fail
 from kvstore.format.digest import Digest
 from kvstore.format.groups import PayloadRef
 from kvstore.format.manifest import check_prefix, parse_manifest, token_spec
@@ -83,7 +83,9 @@ def publish(
     stop = Stop(cancelled)
     absent, unchanged = survey(opened, put)
     if unchanged:
-        return _nothing_new(opened, put)
+        # Removed by another process just now: then it is put like a new one.
+        with suppress(NotFoundError):
+            return _nothing_new(opened, put)
     staged: dict[Digest, Staged] = {}
     with opened.session() as session:
         for _ in range(_MOST_TRIES):
