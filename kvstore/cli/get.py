@@ -9,6 +9,7 @@ import click
 from kvstore.cli.inputs import model_options
 from kvstore.cli.output import human_bytes, human_count
 from kvstore.cli.session import Session, verb
+from kvstore.cli.wp30 import parse_settings, write_out
 from kvstore.errors import fail
 
 __all__ = ["get"]
@@ -18,18 +19,26 @@ __all__ = ["get"]
 @click.argument("ref")
 @model_options(required=True)
 @click.option("-o", "--output", required=True, type=click.Path(path_type=Path), metavar="FILE", help="File to write.")
-@click.option("--format", "form", type=click.Choice(["mlx-lm"]), default="mlx-lm", show_default=True,
+@click.option("--format", "form", type=click.Choice(["mlx-lm", "wp30-cache-2"]), default="mlx-lm", show_default=True,
               help="What kind of file.")
+@click.option("--file-codec", type=click.Choice(["none", "gzip", "zstd"]), default="none", show_default=True,
+              help="Compression of a wp30-cache-2 file.")
+@click.option("--set", "settings", multiple=True, metavar="KEY=VALUE",
+              help="A value of a wp30-cache-2 manifest, text or JSON; may be given often.")
 @click.option("--force", is_flag=True, help="Replace the file if it is there.")
 def get(
-    session: Session, ref: str, model: str, adapter_path: Path | None, output: Path, form: str,
-    force: bool,  # noqa: FBT001 - click calls by name
+    session: Session, ref: str, model: str, adapter_path: Path | None, output: Path, form: str, file_codec: str,
+    settings: tuple[str, ...], force: bool,  # noqa: FBT001 - click calls by name
 ) -> None:  # fmt: skip
     """Write an entry as a file that mlx_lm.generate reads.
 
     REF is an entry id, at least 8 hex digits of one, or a label. The entry is checked against the
     model first; then `mlx_lm.generate --prompt-cache-file FILE` goes on from it.
+    A wp30-cache-2 file takes its metadata from the entry's annotations, and from --set.
     """
+    given = parse_settings(settings)
+    if form == "mlx-lm" and (given or file_codec != "none"):
+        raise fail("USAGE", "--set and --file-codec are for --format wp30-cache-2")
     if output.exists() and not force:
         raise fail("USAGE", f"{output} exists", fix="Use --force to replace it.")
     with session.open_store() as store:
@@ -44,8 +53,15 @@ def get(
                 entry_id, into=bound, options=options_of(manifest.layers), namespace=manifest.namespace,
                 method=None if manifest.method is None else manifest.method.name, progress=bar.update,
             )  # fmt: skip
-        # mlx_lm compares the model's name as a string, so it has to be the one that was typed.
-        size = write_prompt_file(output, restored.cache, {"model": model, "tokenizer_config": "{}"})
+        if form == "mlx-lm":
+            # mlx_lm compares the model's name as a string, so it has to be the one that was typed.
+            size = write_prompt_file(output, restored.cache, {"model": model, "tokenizer_config": "{}"})
+        else:
+            size = write_out(
+                output, restored.cache, store.entries.token_ids(manifest).tolist(), manifest=manifest,
+                identity=bound.identity, annotations=store.entries.info(entry_id).annotations, settings=given,
+                codec=file_codec,
+            )  # fmt: skip
     session.output.result(
         "get",
         {

@@ -42,6 +42,7 @@ VERBS: Final[dict[str, Verb]] = {
     "ls": Verb("inspect", "List entries."),
     "show": Verb("inspect", "Show one entry."),
     "plan": Verb("plan", "Show the buffers that a cache needs, before there is one."),
+    "prepare": Verb("profiles", "Allocate a profile's cache on this device, prove it fresh, and print the evidence."),
     "verify": Verb("maintain", "Check stored bytes against their digests."),
     "rm": Verb("maintain", "Remove entries."),
     "label": Verb("maintain", "Give an entry a name."),

@@ -9,6 +9,7 @@ import click
 
 from kvstore.cli.inputs import cache_options, model_options
 from kvstore.cli.output import human_bytes, human_count, table
+from kvstore.cli.profiles import print_plan, profile_options
 from kvstore.cli.session import Session, verb
 from kvstore.errors import fail
 
@@ -23,17 +24,26 @@ __all__ = ["plan"]
 @model_options(required=False)
 @click.option("--token-count", type=click.IntRange(min=1), metavar="N", help="Tokens that the cache shall hold.")
 @cache_options
+@profile_options(required=False)
 def plan(
     session: Session, ref: str | None, model: str | None, adapter_path: Path | None, token_count: int | None,
-    max_kv_size: int | None, kv_bits: int | None, kv_group_size: int,
+    max_kv_size: int | None, kv_bits: int | None, kv_group_size: int, profile: str | None, config: Path | None,
+    max_sequence_tokens: int | None,
 ) -> None:  # fmt: skip
     """Show the buffers that a cache needs, before there is one.
 
       kvstore plan --model M --token-count N   for a model; its weights are not read
       kvstore plan REF                         for a stored entry
+      kvstore plan --profile P --config CONFIG.json --max-sequence-tokens N
+                                               the document of a named profile, byte for byte
 
     A model is only asked what its caches would be: nothing is computed and no cache is allocated.
     """
+    if profile is not None and ref is None and model is None:
+        print_plan(session, config, max_sequence_tokens)
+        return
+    if (profile, config, max_sequence_tokens) != (None, None, None):
+        raise fail("USAGE", "--profile, --config and --max-sequence-tokens go together, and with nothing else")
     if (ref is None) == (model is None) or (model is None) != (token_count is None):
         raise fail("USAGE", "plan needs either REF, or --model and --token-count")
     if ref is not None:

@@ -1,4 +1,4 @@
-"""``put``: from a prompt, from token ids, or from a file that mlx_lm wrote."""
+"""``put``: from a prompt, from token ids, or from a file that mlx_lm or another program wrote."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from kvstore.cli.inputs import (
 )
 from kvstore.cli.output import human_bytes, human_count
 from kvstore.cli.session import Session, verb
+from kvstore.cli.wp30 import show, take_in
 from kvstore.errors import fail
 
 if TYPE_CHECKING:
@@ -30,7 +31,7 @@ __all__ = ["put"]
 
 @verb("put")
 @click.argument("file", required=False, type=click.Path(path_type=Path))
-@model_options(required=True)
+@model_options(required=False)
 @prompt_options
 @cache_options
 @click.option("--quantized-kv-start", type=click.IntRange(min=0), default=0, show_default=True, metavar="N",
@@ -41,18 +42,27 @@ __all__ = ["put"]
 @click.option("--codec", type=click.Choice(["small", "fast"]), default="small", show_default=True,
               help="Compress well, or hardly at all.")
 @click.option("--receipt", type=click.Path(path_type=Path), metavar="FILE", help="Write the receipt to this file.")
+@click.option("--inspect-only", is_flag=True,
+              help="Look at a wp30-cache-2 file: no model is needed, and nothing is stored.")
 def put(session: Session, file: Path | None, **options: Any) -> None:
     """Store a KV cache: prefill a prompt, or take in an mlx-lm file.
 
       kvstore put --model M --prompt FILE      run the model over a prompt
       kvstore put --model M --tokens FILE      the same, for token ids
       kvstore put CACHE.safetensors --model M --tokens FILE
-                                               take in a file of mlx_lm.cache_prompt
+                                               take in a file of mlx_lm.cache_prompt, or a
+                                               wp30-cache-2 file in any of its codecs
 
     The entry's id is printed. Putting the same cache again gives the same id and writes nothing.
     An mlx-lm file says nothing of weights and tokens: --model and --tokens must be those that made it.
+    A wp30-cache-2 file has the tokens' hash, and names the lossy method that made it, if one did.
     """  # fmt: skip
+    if options["inspect_only"]:
+        _inspect(session, file, options)
+        return
     prompt, tokens = options["prompt"], options["tokens"]
+    if not options["model"]:
+        raise fail("USAGE", "put needs --model", fix="Name the model's folder, or its id in the hub cache.")
     if file is not None and (prompt or not tokens):
         raise fail("USAGE", "put FILE needs --tokens: the ids that the cache was computed from")
     if bool(prompt) == bool(tokens):
@@ -104,24 +114,38 @@ def _import(session: Session, file: Path, options: dict[str, Any]) -> None:
     with session.open_store(create=True) as store:
         from kvstore.runtime.identity import ModelIdentity
         from kvstore.runtime.prompt_file import read_prompt_file
+        from kvstore.runtime.wp30_file import is_wp30
 
-        found = read_prompt_file(file)
-        identity = ModelIdentity.from_path(options["model"], options["adapter_path"])
-        writer = found.metadata.get("model")
-        if writer not in (None, options["model"]):
-            session.output.say(f"note: {file.name} says that its model is {writer!r}")
-        receipt, created = _put(session, store, found.cache, ids, identity, options)
+        if is_wp30(file):
+            identity = ModelIdentity.from_path(options["model"], options["adapter_path"])
+            taken = take_in(file, ids, identity)
+            cache, more = taken.cache, {"method": taken.method, "annotations": taken.annotations}
+        else:
+            found = read_prompt_file(file)
+            identity = ModelIdentity.from_path(options["model"], options["adapter_path"])
+            writer = found.metadata.get("model")
+            if writer not in (None, options["model"]):
+                session.output.say(f"note: {file.name} says that its model is {writer!r}")
+            cache, more = found.cache, {}
+        receipt, created = _put(session, store, cache, ids, identity, options, **more)
     _report(session, receipt, created, options, None)
 
 
+def _inspect(session: Session, file: Path | None, options: dict[str, Any]) -> None:
+    """A look has no use for a model or for tokens, and must not seem to have checked them."""
+    if file is None or any(options[name] for name in ("model", "adapter_path", "prompt", "tokens", "label")):
+        raise fail("USAGE", "put --inspect-only takes a FILE and nothing else")
+    show(session, file)
+
+
 def _put(
-    session: Session, store: Store, cache: Any, ids: Any, model: Any, options: dict[str, Any]
+    session: Session, store: Store, cache: Any, ids: Any, model: Any, options: dict[str, Any], **more: Any
 ) -> tuple[Receipt, bool]:
     """Store the cache; the write receipt, and whether the entry is new."""
     with session.output.progress("storing", total=1, unit="bytes") as bar:
         receipt = store.put(
             cache, token_ids=ids, model=model, label=options["label"], namespace=options["namespace"],
-            codec=options["codec"], progress=bar.update,
+            codec=options["codec"], progress=bar.update, **more,
         )  # fmt: skip
     # Only what wrote something leaves its receipt, so an entry's first one is that of the call that made it.
     first = next((r for r in store.entries.receipts(receipt.subject) if r.type == "write"), None)

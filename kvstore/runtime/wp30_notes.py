@@ -16,9 +16,18 @@ from kvstore.errors import KVStoreError
 from kvstore.format.json import Json, canonical_bytes, number_text
 from kvstore.format.manifest import MethodRecord
 from kvstore.format.wp30 import CORE_KEYS, Wp30Manifest
+from kvstore.format.wp30_check import Receiver
 from kvstore.limits import MAX_NAME_CHARS
+from kvstore.runtime.device import library_versions
+from kvstore.runtime.folder import Folder
+from kvstore.runtime.identity import ModelIdentity, effective_config
+from kvstore.runtime.probe import CacheOptions, probe_folder
+from kvstore.store.clock import micros_text, now_micros
+from kvstore.store.file_digests import FileDigests
 
-__all__ = ["CLAIMS_NOTE", "annotations_of", "claims_in", "config_facts", "extra_in", "method_of"]
+__all__ = [
+    "CLAIMS_NOTE", "annotations_of", "claims_in", "config_facts", "extra_in", "facts_for", "method_of", "receiver_of",
+]  # fmt: skip
 
 _PREFIX: Final = "wp30."
 CLAIMS_NOTE: Final = f"{_PREFIX}claims"
@@ -84,6 +93,44 @@ def config_facts(config: Mapping[str, Any]) -> dict[str, Any]:
 def extra_in(claims: Mapping[str, Any]) -> dict[str, Any]:
     """The keys of claims that are not the format's own."""
     return {name: value for name, value in claims.items() if name not in CORE_KEYS}
+
+
+def receiver_of(identity: ModelIdentity) -> Receiver:
+    """The model as a receiver whose geometry is compared; its hashes are computed in a way that we do not know.
+
+    Raises:
+        InvalidError: MODEL_FOLDER_INVALID.
+    """
+    facts = config_facts(_config(identity))
+    layers = len(probe_folder(identity.path, CacheOptions()).layers)
+    return Receiver(layers, facts["num_kv_heads"], facts["head_dim"], None, identity.names.get("repo"))
+
+
+def facts_for(identity: ModelIdentity, method: MethodRecord | None) -> dict[str, Any]:
+    """What we know of a manifest's keys; whatever a file claimed before goes over it."""
+    versions = library_versions()
+    return {
+        **config_facts(_config(identity)),
+        "created_utc": micros_text(now_micros()),
+        "model_repo_id": identity.names.get("repo"),
+        "model_revision": identity.names.get("revision"),
+        "mlx_version": versions.get("mlx"),
+        "mlx_lm_version": versions.get("mlx-lm"),
+        "method_id": None if method is None else method.name,
+        "compression_config": None if method is None else _config_value(method.config),
+    }
+
+
+def _config(identity: ModelIdentity) -> dict[str, Any]:
+    return effective_config(Folder(identity.path, "model folder", FileDigests(), rehash=False))
+
+
+def _config_value(text: str) -> Any:
+    """A method's config as JSON, or its text where it is none."""
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text
 
 
 def _in_profile(value: Any) -> Json:
