@@ -70,7 +70,7 @@ def parse_foreign_header(data: bytes) -> ForeignHeader:
         UnsupportedError: DTYPE_UNSUPPORTED.
     """
     try:
-        value = json.loads(data, object_pairs_hook=_unique)
+        value = json.loads(data.decode("utf-8"), object_pairs_hook=_unique)
     except (ValueError, RecursionError) as error:
         raise _invalid(f"the header is not JSON: {str(error)[:80]}") from None
     if not isinstance(value, dict):

@@ -12,14 +12,11 @@ with trimmed tokens and head room in them.
 
 from __future__ import annotations
 
-import json
 import mmap
 import os
-import struct
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from math import prod
 from pathlib import Path
 from typing import Any, Final
 
@@ -28,8 +25,14 @@ import numpy as np
 from mlx.utils import tree_map, tree_unflatten
 
 from kvstore.errors import KVStoreError, fail
-from kvstore.format.tensors import DTYPE_SIZES, uint_dtype
-from kvstore.limits import MAX_DIM, MAX_RANK, MAX_TENSOR_HEADER_BYTES
+from kvstore.format.foreign_tensors import (
+    LENGTH_BYTES,
+    ForeignHeader,
+    ForeignTensor,
+    header_length,
+    parse_foreign_header,
+)
+from kvstore.format.tensors import uint_dtype
 from kvstore.runtime.kinds import DTYPES, describe, handler_for_class
 
 __all__ = ["PromptFile", "read_prompt_file", "write_prompt_file"]
@@ -54,9 +57,8 @@ def read_prompt_file(path: Path) -> PromptFile:
     """
     with _mapped(path) as data:
         header, start = _header(data)
-        texts = header.pop("__metadata__", None)
-        arrays = {name: _array(entry, data, start) for name, entry in header.items()}
-    metadata, classes, kinds = _envelope(texts)
+        arrays = {tensor.name: _array(tensor, data, start) for tensor in header.tensors}
+    metadata, classes, kinds = _envelope(header.metadata)
     states = _unflatten({**arrays, **_scalars(arrays, kinds)}, "the states")
     if not isinstance(states, list) or len(states) != len(classes):
         raise _invalid("the states", f"{len(classes)}, one for each class", _length(states))
@@ -105,70 +107,29 @@ def _mapped(path: Path) -> Iterator[memoryview]:
         raise fail("CACHE_FILE_INVALID", f"{path.name} cannot be read: {error}") from error
 
 
-def _header(data: memoryview) -> tuple[dict[str, Any], int]:
-    """The JSON header, and where the data begins."""
-    size = struct.unpack_from("<Q", data)[0] if len(data) >= 8 else 0
-    if not 2 <= size <= min(MAX_TENSOR_HEADER_BYTES, len(data) - 8):
-        raise _invalid("the header's length", f"2 to {min(MAX_TENSOR_HEADER_BYTES, max(len(data) - 8, 2))}", size)
-    try:
-        header = json.loads(bytes(data[8 : 8 + size]), object_pairs_hook=_unique)
-    except (ValueError, RecursionError) as error:
-        raise _invalid(f"the header is not JSON: {str(error)[:80]}") from None
-    if not isinstance(header, dict):
-        raise _invalid("the header", "an object", type(header).__name__)
-    _check_spans(header, len(data) - 8 - size)
-    return header, 8 + size
+def _header(data: memoryview) -> tuple[ForeignHeader, int]:
+    """The header, and where the data begins; the data fills the rest of the file."""
+    start = LENGTH_BYTES + header_length(bytes(data[:LENGTH_BYTES]))
+    if start > len(data):
+        raise _invalid("the header's length", f"at most {len(data) - LENGTH_BYTES}", start - LENGTH_BYTES)
+    header = parse_foreign_header(bytes(data[LENGTH_BYTES:start]))
+    if header.data_bytes != len(data) - start:
+        raise _invalid("bytes of tensor data", header.data_bytes, len(data) - start)
+    for tensor in header.tensors:
+        if tensor.record.dtype not in DTYPES:
+            raise fail("DTYPE_UNSUPPORTED", tensor.name, expected=sorted(DTYPES), found=tensor.record.dtype)
+    return header, start
 
 
-def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    result = dict(pairs)
-    if len(result) != len(pairs):
-        raise ValueError("a key stands twice")
-    return result
-
-
-def _check_spans(header: Mapping[str, Any], size: int) -> None:
-    """Every tensor well-formed; all of them together cover the data without holes and without overlaps."""
-    spans = sorted(_span(name, entry) for name, entry in header.items() if name != "__metadata__")
-    end = 0
-    for begin, stop in spans:
-        if begin != end:
-            raise _invalid("tensor offsets", f"data that goes on at byte {end}", begin)
-        end = stop
-    if end != size:
-        raise _invalid("bytes of tensor data", end, size)
-
-
-def _span(name: str, entry: Any) -> tuple[int, int]:
-    if not (isinstance(entry, dict) and entry.keys() == {"dtype", "shape", "data_offsets"}):
-        raise _invalid(f"tensor {name!r}", "dtype, shape, data_offsets", entry)
-    dtype, shape, span = entry["dtype"], entry["shape"], entry["data_offsets"]
-    if not (isinstance(dtype, str) and dtype in DTYPES and dtype in DTYPE_SIZES):
-        raise fail("DTYPE_UNSUPPORTED", f"tensor {name!r}", expected=sorted(DTYPES), found=dtype)
-    if not (isinstance(shape, list) and len(shape) <= MAX_RANK and all(_is_extent(n) for n in shape)):
-        raise _invalid(f"shape of tensor {name!r}", f"at most {MAX_RANK} extents", shape)
-    if not (isinstance(span, list) and len(span) == 2 and all(type(n) is int for n in span)):
-        raise _invalid(f"offsets of tensor {name!r}", "two integers", span)
-    if span[0] < 0 or span[1] - span[0] != prod(shape) * DTYPE_SIZES[dtype]:
-        raise _invalid(f"bytes of tensor {name!r}", prod(shape) * DTYPE_SIZES[dtype], span)
-    return span[0], span[1]
-
-
-def _is_extent(value: Any) -> bool:
-    return type(value) is int and 0 <= value <= MAX_DIM
-
-
-def _array(entry: Mapping[str, Any], data: memoryview, start: int) -> mx.array:
+def _array(tensor: ForeignTensor, data: memoryview, start: int) -> mx.array:
     """One tensor, copied out of the file bit by bit."""
-    begin, stop = entry["data_offsets"]
-    bits = np.frombuffer(data[start + begin : start + stop], uint_dtype(entry["dtype"])).reshape(entry["shape"])
-    return mx.array(bits.copy()).view(DTYPES[entry["dtype"]])
+    dtype = tensor.record.dtype
+    bits = np.frombuffer(data[start + tensor.begin : start + tensor.end], uint_dtype(dtype))
+    return mx.array(bits.reshape(tensor.record.shape).copy()).view(DTYPES[dtype])
 
 
-def _envelope(texts: Any) -> tuple[dict[str, str], list[str], list[tuple[str, str]]]:
+def _envelope(texts: Mapping[str, str]) -> tuple[dict[str, str], list[str], list[tuple[str, str]]]:
     """The three parts of mlx_lm's metadata: the writer's own, class names, and which arrays stand for scalars."""
-    if not (isinstance(texts, dict) and all(isinstance(text, str) for text in texts.values())):
-        raise _invalid("metadata", "the texts that mlx_lm writes", type(texts).__name__)
     parts = _unflatten(texts, "metadata")
     if not (isinstance(parts, list) and len(parts) in (2, 3)):
         raise _invalid("metadata", "3 parts", _length(parts))
