@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
@@ -113,10 +114,12 @@ def test_it_is_handed_over_once() -> None:
 
 
 def test_nothing_is_allocated_before_a_refusal() -> None:
+    gc.collect()
+    mx.reset_peak_memory()
     before = mx.get_active_memory()
     assert code_of(prepare, CONFIG, 513) == "PLAN_SEQUENCE"
     assert code_of(prepare, CONFIG, 512, budget=1000) == "DEVICE_MEMORY_SHORT"
-    assert mx.get_active_memory() == before
+    assert mx.get_peak_memory() <= before
 
 
 def test_a_model_runs_on_a_prepared_cache(model: Any) -> None:
