@@ -78,7 +78,7 @@ def _same_bits(a: mx.array, b: mx.array) -> bool:
     if a.size == 0:
         return True
     kind = _UINTS[a.dtype.size]
-    left, right = (mx.atleast_1d(array).view(kind) for array in (a, b))
+    left, right = ((array if array.ndim else array.reshape(1)).view(kind) for array in (a, b))
     # In pieces, because comparing makes an array of booleans as long as its operands.
     rows = max(1, _PIECE_BYTES * left.shape[0] // left.nbytes)
     return all(
