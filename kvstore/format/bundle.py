@@ -26,8 +26,8 @@ from kvstore.format.json import canonical_bytes, parse_canonical
 from kvstore.limits import MAX_BUNDLE_LAYOUT_BYTES, MAX_PATH_CHARS
 
 __all__ = [
-    "BUNDLE_MEDIA_TYPE", "LAYOUT_NAME", "MANIFEST_NAME", "BundleFile", "BundleIndex", "bundle_layout", "index_files",
-    "object_name", "parse_bundle_layout", "receipt_name",
+    "BUNDLE_MEDIA_TYPE", "LAYOUT_NAME", "MANIFEST_NAME", "BundleFile", "BundleIndex", "bundle_layout", "check_path",
+    "index_files", "object_name", "parse_bundle_layout", "receipt_name",
 ]  # fmt: skip
 
 BUNDLE_MEDIA_TYPE: Final = "application/vnd.kvstore.bundle.v1+json"

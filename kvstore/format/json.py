@@ -16,7 +16,7 @@ from typing import Any, NoReturn, TypeAlias
 from kvstore.errors import KVStoreError, fail
 from kvstore.limits import MAX_EXACT_INT, MAX_JSON_DEPTH
 
-__all__ = ["Json", "canonical_bytes", "number_text", "parse_canonical"]
+__all__ = ["Json", "canonical_bytes", "canonicalize", "number_text", "parse_canonical"]
 
 Json: TypeAlias = "bool | int | str | list[Json] | dict[str, Json] | None"
 
@@ -47,6 +47,26 @@ def parse_canonical(data: bytes | bytearray | memoryview, limit: int, what: str 
     Raises:
         InvalidError: DOC_TOO_LARGE or one of the JSON_* codes.
     """
+    value, canonical = _parse(data, limit, what)
+    if canonical != data:
+        raise fail(
+            "JSON_NOT_CANONICAL", f"{what} is not its own canonical form",
+            fix="Sort keys, drop spaces and needless escapes (SPEC.md, JSON profile).",
+        )  # fmt: skip
+    return value
+
+
+def canonicalize(data: bytes, limit: int, what: str = "document") -> bytes:
+    """The canonical form of a JSON text that keeps all rules of the profile but that of being canonical.
+
+    Raises:
+        InvalidError: DOC_TOO_LARGE or one of the JSON_* codes other than JSON_NOT_CANONICAL.
+    """
+    return _parse(data, limit, what)[1]
+
+
+def _parse(data: bytes | bytearray | memoryview, limit: int, what: str) -> tuple[Any, bytes]:
+    """The value and its canonical bytes."""
     if len(data) > limit:
         raise fail("DOC_TOO_LARGE", f"{what} has too many bytes", expected=f"at most {limit}", found=len(data))
     raw = bytes(data)
@@ -65,12 +85,7 @@ def parse_canonical(data: bytes | bytearray | memoryview, limit: int, what: str 
         raise fail("JSON_SYNTAX", f"{what} is not JSON at character {error.pos}: {error.msg}") from None
     except KVStoreError as error:
         raise type(error)(error.code, f"{what}: {error.message}", error.detail) from None
-    if _dump_or_refuse(value, what) != raw:
-        raise fail(
-            "JSON_NOT_CANONICAL", f"{what} is not its own canonical form",
-            fix="Sort keys, drop spaces and needless escapes (SPEC.md, JSON profile).",
-        )  # fmt: skip
-    return value
+    return value, _dump_or_refuse(value, what)
 
 
 def number_text(value: float) -> str:

@@ -208,10 +208,11 @@ def _misplaced_table(data: memoryview, start: int, count: int) -> KVStoreError:
             return end
         position = end
     end = position + table_bytes(count)
+    lead = data[position : position + _SKIPPABLE_BYTES]
+    if lead != _table_lead(count)[: len(lead)]:
+        return fail("FRAME_TABLE_INVALID", f"there is no table of {count} frames after the data frames")
     if end > len(data):
         return fail("ZSTD_TRUNCATED", "an object ends within its frame table", expected=end, found=len(data))
-    if data[position : position + _SKIPPABLE_BYTES] != _table_lead(count):
-        return fail("FRAME_TABLE_INVALID", f"there is no table of {count} frames after the data frames")
     if end < len(data):
         return fail("ZSTD_TRAILING_DATA", "an object goes on after its frame table", expected=end, found=len(data))
     return fail("FRAME_TABLE_INVALID", "the sizes in the frame table are not those of the frames")
