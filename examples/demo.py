@@ -168,7 +168,7 @@ def ask(bound: Any, cache: list[Any], ids: Sequence[int], question: str) -> dict
     step = list(ids)
     while len(tokens) < ANSWER_TOKENS:
         logits = bound.model(mx.array(step)[None], cache=cache)[0, -1]
-        token = int(mx.argmax(logits).item())
+        token: int = mx.argmax(logits).tolist()
         first = first or time.perf_counter() - start
         hasher.update(np.array(logits.astype(mx.float32)).tobytes())  # every bf16 and f16 is exact in f32
         if token in bound.tokenizer.eos_token_ids:
