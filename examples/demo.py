@@ -25,7 +25,7 @@ import textwrap
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 ROOT = Path(__file__).resolve().parents[1]
 if str(ROOT) not in sys.path:  # also where the package is not installed
@@ -168,7 +168,7 @@ def ask(bound: Any, cache: list[Any], ids: Sequence[int], question: str) -> dict
     step = list(ids)
     while len(tokens) < ANSWER_TOKENS:
         logits = bound.model(mx.array(step)[None], cache=cache)[0, -1]
-        token: int = mx.argmax(logits).tolist()
+        token = cast("int", mx.argmax(logits).item())
         first = first or time.perf_counter() - start
         hasher.update(np.array(logits.astype(mx.float32)).tobytes())  # every bf16 and f16 is exact in f32
         if token in bound.tokenizer.eos_token_ids:
