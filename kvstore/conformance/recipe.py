@@ -143,8 +143,9 @@ def _payload(
 
 
 def _rows(name: str, layers: Mapping[str, LayerRecord], array: Array, part: Segment) -> Array:
-    path = next(path for path in layers if name.startswith(f"{path}.") and name[len(path) + 1 :] in layers[path].tensors)
-    axis = layers[path].axis(name[len(path) + 1 :])
+    axis = next(
+        leaf.axis(role) for path, leaf in layers.items() for role in leaf.tensors if name == f"{path}.{role}"
+    )
     if axis is None:
         return array
     return array.take(np.arange(part.first, part.first + part.rows), axis=axis)

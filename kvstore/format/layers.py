@@ -256,10 +256,11 @@ def _scalar(fields: Fields, name: str, kind: str) -> Scalar:
 
 def _mode(fields: Fields, name: str) -> str:
     text = fields.text(name)
-    if text not in BIASED_MODES + UNBIASED_MODES:
+    known = BIASED_MODES + UNBIASED_MODES
+    if text not in known:
         raise fail(
-            "QUANTIZATION_UNSUPPORTED", fields.path(name), expected="one of " + ", ".join(BIASED_MODES + UNBIASED_MODES),
-            found=text, fix="Upgrade kvstore, or recompute the cache.",
+            "QUANTIZATION_UNSUPPORTED", fields.path(name), expected="one of " + ", ".join(known), found=text,
+            fix="Upgrade kvstore, or recompute the cache.",
         )  # fmt: skip
     return text
 
