@@ -21,7 +21,7 @@ from kvstore.format.groups import Group, PayloadRef, check_groups, parse_groups,
 from kvstore.format.json import Json, canonical_bytes, parse_canonical
 from kvstore.format.layers import LayerRecord, leaves, parse_layers
 from kvstore.format.model import ModelRecord, TokenizerRecord, parse_model, parse_tokenizer
-from kvstore.format.prefix import MediaItem, TokenIds, parse_media, parse_namespace, prefix_digest
+from kvstore.format.prefix import MediaItem, TokenIds, before_media, parse_media, parse_namespace, prefix_digest
 from kvstore.format.rules import check_layers
 from kvstore.format.tensors import TensorSpec, payload_size
 from kvstore.limits import MAX_MANIFEST_BYTES, MAX_NAME_CHARS, MAX_TOKENS
@@ -118,8 +118,8 @@ class Manifest:
 
     def can_cut(self, tokens: int) -> bool:
         """Whether the entry can be restored at ``tokens``: not below the lowest cut, not within a media item."""
-        inside = any(item.start < tokens < item.start + item.length for item in self.prefix.media)
-        return max(self.lowest_cut, 1) <= tokens <= self.token_count and not inside
+        whole = before_media(tokens, self.prefix.media) == tokens
+        return whole and max(self.lowest_cut, 1) <= tokens <= self.token_count
 
     @property
     def asserted(self) -> bool:

@@ -26,8 +26,8 @@ from kvstore.format.json import Json, canonical_bytes
 from kvstore.limits import BLOCK_TOKENS, MAX_MEDIA_ITEMS, MAX_NAME_CHARS, MAX_TOKEN_ID, MAX_TOKENS
 
 __all__ = [
-    "DEFAULT_NAMESPACE", "MediaItem", "TokenIds", "as_token_ids", "chain_digests", "parse_media", "parse_namespace",
-    "prefix_digest",
+    "DEFAULT_NAMESPACE", "MediaItem", "TokenIds", "as_token_ids", "before_media", "chain_digests", "parse_media",
+    "parse_namespace", "prefix_digest",
 ]  # fmt: skip
 
 TokenIds = npt.NDArray[np.uint32]
@@ -133,6 +133,12 @@ def _media_item(value: Any, where: str) -> MediaItem:
         digest=fields.digest("digest"),
         processor=fields.digest("processor"),
     )
+
+
+def before_media(position: int, media: Sequence[MediaItem]) -> int:
+    """The last position up to ``position`` at which a prefix with these media can end: none is cut in two."""
+    inside = (item.start for item in media if item.start < position < item.start + item.length)
+    return next(inside, position)
 
 
 def chain_digests(

@@ -11,10 +11,12 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 
 from kvstore.errors import fail
+from kvstore.format.groups import PayloadRef, segments
 from kvstore.format.layers import LayerRecord, Scalar
 from kvstore.format.manifest import Manifest
+from kvstore.format.prefix import before_media
 
-__all__ = ["Cut", "cut_layer", "cut_layers", "require_cut"]
+__all__ = ["Cut", "cut_layer", "cut_layers", "needed_payloads", "require_cut"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +46,13 @@ def require_cut(manifest: Manifest, tokens: int) -> None:
         IncompatibleError: CUT_NOT_POSSIBLE.
     """
     low, high = manifest.lowest_cut, manifest.token_count
-    if not max(low, 1) <= tokens <= high:
+    whole = before_media(tokens, manifest.prefix.media)
+    if whole != tokens:
+        raise fail(
+            "CUT_NOT_POSSIBLE", "that token lies within a media item", expected=f"{whole}, where the item begins",
+            found=tokens, fix="Restore it before or after the item.",
+        )  # fmt: skip
+    if not manifest.can_cut(tokens):
         raise fail(
             "CUT_NOT_POSSIBLE", "the entry cannot be restored at that token",
             expected=str(high) if low >= high else f"{max(low, 1)} to {high}", found=tokens,
@@ -68,6 +76,17 @@ def cut_layer(layer: LayerRecord, tokens: int) -> Cut:
         scalars["ring_index"] = rows
     record = _with(layer, scalars, rows)
     return Cut(record, record, rows)
+
+
+def needed_payloads(manifest: Manifest, tokens: int) -> tuple[PayloadRef, ...]:
+    """The payloads that must be read to restore the entry at ``tokens``, each once, in group order."""
+    rows = {path: cut_layer(layer, tokens).rows for path, layer in manifest.leaves.items()}
+    return tuple(dict.fromkeys(
+        ref
+        for group in manifest.groups
+        for segment, ref in zip(segments(group.span), group.payloads, strict=True)
+        if segment.rows == 0 or any(segment.first < rows[path] for path in group.layers)
+    ))  # fmt: skip
 
 
 def cut_layers(layers: Sequence[LayerRecord], tokens: int) -> tuple[LayerRecord, ...]:

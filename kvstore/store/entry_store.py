@@ -26,10 +26,11 @@ from kvstore.store import entries as _entries
 from kvstore.store.clock import now_micros
 from kvstore.store.config import default_root
 from kvstore.store.entries import EntryInfo
+from kvstore.store.explain import Asked, Elsewhere, explain, nearest
 from kvstore.store.findings import Report
 from kvstore.store.index import DEFAULT_LOCK_TIMEOUT
 from kvstore.store.locations import find_locations
-from kvstore.store.match import Found, match
+from kvstore.store.match import Found, Reason, match
 from kvstore.store.naming import resolve
 from kvstore.store.opening import Durability, Opened, open_store
 from kvstore.store.publish import PayloadSource, Progress, Written, publish
@@ -150,6 +151,12 @@ class EntryStore:
             found = find_locations(connection, namespace, digests)
         return {digest for digest, location in found.items() if location.state == LIVE}
 
+    def stored_bytes(self, namespace: str, payloads: Iterable[PayloadRef]) -> int:
+        """Bytes on disk of the objects that hold these payloads."""
+        with self._opened.index.read() as connection:
+            found = find_locations(connection, namespace, [ref.digest for ref in payloads])
+        return sum(location.stored_size for location in found.values())
+
     def resolve(self, ref: str) -> Digest:
         """The entry id that an id, a unique prefix of one, or a label means. NOT_FOUND, REF_AMBIGUOUS."""
         with self._opened.index.read() as connection:
@@ -186,6 +193,17 @@ class EntryStore:
                 connection, model_digest, namespace, as_token_ids(ids), signature=signature, method=method,
                 media=media, limit=limit,
             )  # fmt: skip
+
+    def explain(
+        self, asked: Asked, reasons: Sequence[Reason], *, longer_than: int, namespaces: bool = False
+    ) -> tuple[Reason, ...]:
+        """A match's reasons in full, and what others have. See :func:`kvstore.store.explain.explain`."""
+        return explain(self._opened, asked, reasons, longer_than=longer_than, namespaces=namespaces)
+
+    def nearest(self, asked: Asked) -> Elsewhere | None:
+        """The newest of the entries that share the most tokens with these ids, restorable or not."""
+        with self._opened.index.read() as connection:
+            return nearest(connection, asked)
 
     def entries(
         self, *, model: Digest | None = None, namespace: str | None = None, limit: int | None = None

@@ -5,6 +5,9 @@ each node on it, and the position where the ids part. An entry below a point's n
 lowest cut is not beyond the point can be restored there, and ``tree_reach`` names the
 newest one. The deepest point with such an entry wins; mostly that is the first one
 looked at. Otherwise all points of the way are read, and what lay deeper says why.
+
+A point inside a media item is none: there the item's start counts. Up to where the ids
+part, what is stored has the same media as they have.
 """
 
 from __future__ import annotations
@@ -17,17 +20,17 @@ import sqlalchemy as sa
 
 from kvstore.format.digest import Digest
 from kvstore.format.json import Json
-from kvstore.format.prefix import MediaItem, TokenIds, chain_digests
+from kvstore.format.prefix import MediaItem, TokenIds, before_media, chain_digests
 from kvstore.limits import BLOCK_TOKENS
-from kvstore.store.nodes import Spot, ancestors, locate, nodes, reach, roots
+from kvstore.store.nodes import Spot, ancestors, locate, nodes, reach
 from kvstore.store.schema import entries
 from kvstore.store.symbols import ID_BYTES, Symbols
 
-__all__ = ["Found", "Reason", "ReasonCode", "Wanted", "explain_other_models", "match"]
+__all__ = ["Found", "Reason", "ReasonCode", "Wanted", "block_digests", "match"]
 
 ReasonCode = Literal[
     "NO_ENTRY_OF_MODEL", "STATE_ONLY_AT", "WINDOW_NOT_STORED", "OTHER_SIGNATURE", "OTHER_METHOD", "DAMAGED",
-    "DIVERGED", "MEDIA_DIFFERS", "ENDED",
+    "INSIDE_MEDIA", "DIVERGED", "MEDIA_DIFFERS", "ENDED", "OTHER_MODEL", "OTHER_NAMESPACE",
 ]  # fmt: skip
 
 
@@ -125,70 +128,55 @@ def match(
         limit: Most tokens to restore; by default all but the last, because a model needs one to evaluate.
     """
     symbols = Symbols(ids, media)
-    spot = locate(conn, _blocks(model, namespace, ids, media), symbols)
+    spot = locate(conn, block_digests(model, namespace, ids, media), symbols)
     if spot is None:
         return Found(None, 0, 0, (Reason("NO_ENTRY_OF_MODEL", f"no entry of this model in namespace {namespace!r}"),))
     may = max(0, symbols.size - 1 if limit is None else min(limit, symbols.size))
-    most, wanted = min(may, spot.depth), Wanted(signature, method)
-    best, reasons = choose(_offers_at(conn, spot, most), most, wanted)
+    shared, wanted = min(may, spot.depth), Wanted(signature, method)
+    most = before_media(shared, media)
+    best, restorable, reasons = choose(_offers_at(conn, spot, most), most, wanted, media)
     if best is None:
-        best, reasons = choose(_offers_above(conn, spot, most), most, wanted)
+        best, restorable, reasons = choose(_offers_above(conn, spot, most), most, wanted, media)
+    if most < shared:
+        reasons = (*reasons, Reason("INSIDE_MEDIA", f"a media item begins at token {most} and ends later", most))
     if spot.depth < may:
         reasons = (*reasons, _parting(conn, spot, symbols))
-    if best is None:
-        return Found(None, 0, spot.depth, reasons)
-    return Found(best.entry_id, min(best.end, most), spot.depth, reasons)
+    return Found(None if best is None else best.entry_id, restorable, spot.depth, reasons)
 
 
-def choose(offers: Iterable[Offer], most: int, wanted: Wanted) -> tuple[Offer | None, tuple[Reason, ...]]:
+def choose(
+    offers: Iterable[Offer], most: int, wanted: Wanted, media: Sequence[MediaItem] = ()
+) -> tuple[Offer | None, int, tuple[Reason, ...]]:
     """The decision, without a database.
 
     Args:
         offers: Of the nodes on the way, deepest node first, and newest entry first within a node.
         most: Position to which the ids agree and may be restored.
         wanted: What an entry must be.
+        media: Media items of the prompt.
 
     Returns:
-        The best offer, if there is one, and one reason of each sort for what lay deeper.
+        The best offer, if there is one; how many tokens it restores; one reason of each sort for what lay deeper.
     """
     seen: dict[ReasonCode, tuple[int, Reason]] = {}
-    best = None
+    best, reached = None, 0
     for offer in offers:
-        point, misfit = min(offer.end, most), offer.misfit(wanted)
-        if point < 1:
+        point, misfit = before_media(min(offer.end, most), media), offer.misfit(wanted)
+        # Nodes that end inside one media item share a point, so the newest may come later.
+        if point < max(1, reached):
             break
         if misfit is None and offer.cut <= point:
-            best = offer
-            break
-        if misfit is None or offer.cut <= point:
+            if best is None or offer.entry_key > best.entry_key:
+                best, reached = offer, point
+        elif misfit is None or offer.cut <= point:
             reason = _uncut(offer) if misfit is None else _unfit(offer, misfit, point, wanted)
             seen.setdefault(reason.code, (point, reason))
-    reached = 0 if best is None else min(best.end, most)
     deeper = [reason for point, reason in seen.values() if point > reached]
-    return best, tuple(sorted(deeper, key=lambda reason: _CODES.index(reason.code)))
+    return best, reached, tuple(sorted(deeper, key=lambda reason: _CODES.index(reason.code)))
 
 
-def explain_other_models(
-    conn: sa.Connection, model: Digest, namespace: str, ids: TokenIds, *, media: Sequence[MediaItem] = (),
-    most: int = 16,
-) -> tuple[tuple[Digest, int], ...]:  # fmt: skip
-    """Other models in the namespace that have entries for the same tokens, and how many they share; best first.
-
-    Costs about one match for each model, so it is for explaining a miss, and looks at ``most`` models only.
-    """
-    symbols = Symbols(ids, media)
-    others = conn.execute(
-        sa.select(roots.c.model_digest)
-        .where(roots.c.namespace == namespace, roots.c.model_digest != model)
-        .order_by(roots.c.node.desc())
-        .limit(most)
-    ).scalars()
-    spots = [(other, locate(conn, _blocks(other, namespace, ids, media), symbols)) for other in others.all()]
-    shared = [(other, spot.depth) for other, spot in spots if spot is not None and spot.depth]
-    return tuple(sorted(shared, key=lambda pair: (-pair[1], pair[0])))
-
-
-def _blocks(model: Digest, namespace: str, ids: TokenIds, media: Sequence[MediaItem]) -> list[bytes]:
+def block_digests(model: Digest, namespace: str, ids: TokenIds, media: Sequence[MediaItem]) -> list[bytes]:
+    """The chain digests of the root and of each full block, as :func:`kvstore.store.nodes.locate` takes them."""
     full = ids[: ids.size // BLOCK_TOKENS * BLOCK_TOKENS]
     return [digest for _, digest in chain_digests(model, namespace, full, media)]
 

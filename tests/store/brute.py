@@ -38,8 +38,12 @@ class Entry:
         return min([count, *(item.start for item in set(self.media) ^ set(media))])
 
     def restorable(self, common: int) -> int:
+        """Tokens of the first ``common`` that can be restored: none of a media item that goes on after them."""
         if len(self.ids) <= common:
             return len(self.ids)
+        for item in self.media:
+            if item.start < common < item.start + item.length:
+                common = item.start
         return common if self.lowest_cut <= common else 0
 
 
@@ -96,7 +100,14 @@ def check(
     for code in ("OTHER_SIGNATURE", "OTHER_METHOD", "DAMAGED"):
         reach = max((restorable[e] for e in stored if misfit(e, signature, method) == code), default=0)
         assert (reasons[code].token if code in reasons else 0) == (reach if reach > found.token_count else 0)
-    blocked = [e for e in stored if not misfit(e, signature, method) and min(common[e], limit) > found.token_count]
+    blocked = [
+        e for e in stored
+        if not misfit(e, signature, method) and replace(e, lowest_cut=0).restorable(min(common[e], limit))
+        > found.token_count
+    ]  # fmt: skip
+    inside = [e for e in stored if (c := min(common[e], limit)) == min(max(common.values()), limit)
+              and c != replace(e, lowest_cut=0).restorable(c) and c < len(e.ids)]  # fmt: skip
+    assert bool(inside) == ("INSIDE_MEDIA" in reasons)
     assert bool(blocked) == bool({"STATE_ONLY_AT", "WINDOW_NOT_STORED"} & reasons.keys())
     _check_cuts(found, blocked)
     _check_parting(found, stored, ids, media, limit)

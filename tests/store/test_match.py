@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from kvstore.format.digest import sha256_digest
 from kvstore.format.prefix import MediaItem, as_token_ids
-from kvstore.store.match import Found, explain_other_models, match
+from kvstore.store.match import Found, match
 from kvstore.store.schema import METADATA
 from kvstore.store.tree import add_entry, remove_entry
 from tests.store.brute import Entry, check, damage, drop, put
@@ -222,11 +222,29 @@ def test_another_image_under_the_same_ids_is_another_prefix(conn: sa.Connection)
     assert find(conn, TEXT[:300], media=(image(260, 20, b"cat"),)).token_count == 299
 
 
+def test_a_media_item_is_restored_whole_or_not_at_all(conn: sa.Connection) -> None:
+    cat = (image(260, 40, b"cat"),)
+    entry = put(conn, Entry(TEXT[:400], 0, media=cat))
+    found = find(conn, TEXT[:300], media=cat)
+    assert (found.entry_id, found.token_count, codes(found)) == (entry.entry_id, 260, ["INSIDE_MEDIA"])
+    assert [find(conn, TEXT[:size], media=cat, limit=size).token_count for size in (300, 301)] == [300, 301]
+    other = find(conn, (*TEXT[:280], 7, *TEXT[281:300]), media=cat)
+    assert (other.token_count, other.common_tokens, codes(other)) == (260, 280, ["INSIDE_MEDIA", "DIVERGED"])
+
+
+def test_where_a_media_item_begins_the_newest_of_all_that_share_it_wins(conn: sa.Connection) -> None:
+    """A node may end inside a media item, at a full block: entries of both nodes restore the same tokens then."""
+    cat = (image(250, 20, b"cat"),)
+    put(conn, Entry(TEXT[:400], 0, media=cat))
+    newer = put(conn, Entry((*TEXT[:258], *TEXT[:100]), 0, media=cat))
+    found = find(conn, TEXT[:262], media=cat)
+    assert (found.entry_id, found.token_count) == (newer.entry_id, 250)
+
+
 def test_models_and_namespaces_never_meet(conn: sa.Connection) -> None:
     put(conn, Entry(TEXT[:300], 0, model=MODELS[1]))
     put(conn, Entry(TEXT[:300], 0, namespace="salted"))
     assert codes(find(conn, TEXT[:300])) == ["NO_ENTRY_OF_MODEL"]
-    assert explain_other_models(conn, MODELS[0], "default", as_token_ids(TEXT[:310])) == ((MODELS[1], 300),)
 
 
 def test_adding_twice_and_removing_twice_change_nothing(conn: sa.Connection) -> None:
