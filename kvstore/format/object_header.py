@@ -17,6 +17,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import prod
 from typing import Any, Final, Literal, NoReturn, TypeAlias
 
 import numpy as np
@@ -27,6 +28,7 @@ from kvstore.format.fields import Fields, expect_text
 from kvstore.format.filters import parse_filter
 from kvstore.format.json import canonical_bytes, parse_canonical
 from kvstore.format.object_layout import Group, Layout, layout_of
+from kvstore.format.tensor_header import check_specs
 from kvstore.format.tensors import parse_dtype
 from kvstore.format.zstd import frame_end
 from kvstore.limits import (
@@ -41,8 +43,8 @@ from kvstore.limits import (
 )
 
 __all__ = [
-    "MEDIA_TYPE", "Codec", "ObjectHeader", "encode_header", "encode_table", "parse_header", "parse_table",
-    "table_bytes",
+    "MEDIA_TYPE", "Codec", "ObjectHeader", "checked_layout", "encode_header", "encode_table", "parse_header",
+    "parse_table", "table_bytes",
 ]  # fmt: skip
 
 Codec: TypeAlias = Literal["small", "fast"]
@@ -107,7 +109,7 @@ def parse_header(data: memoryview) -> tuple[ObjectHeader, int]:
     """Read the header frame; returns the header and where the data frames begin.
 
     Raises:
-        InvalidError: OBJECT_HEADER_INVALID, ST_HEADER_INVALID, ST_SHAPE_OVERFLOW or FRAME_TABLE_INVALID.
+        InvalidError: OBJECT_HEADER_INVALID.
         IntegrityError: ZSTD_TRUNCATED.
         UnsupportedError: OBJECT_VERSION_UNSUPPORTED, FILTER_UNSUPPORTED, DTYPE_UNSUPPORTED.
     """
@@ -140,7 +142,7 @@ def _parse_document(value: Any) -> ObjectHeader:
     codec = fields.text("codec")
     if codec not in ("small", "fast"):
         raise fail("FILTER_UNSUPPORTED", "codec", expected="small or fast", found=codec)
-    header = ObjectHeader(
+    return ObjectHeader(
         digest=payload.digest("digest"),
         size=payload.integer("size", high=MAX_PAYLOAD_BYTES + MAX_TENSOR_HEADER_BYTES + 8),
         namespace=fields.text("namespace"),
@@ -150,10 +152,6 @@ def _parse_document(value: Any) -> ObjectHeader:
             _parse_group(item, where) for item, where in fields.items("groups", limit=MAX_TENSORS_PER_PAYLOAD)
         ),
     )
-    size = header.layout.payload_size
-    if size != header.size:
-        _refuse("the payload size of an object", size, header.size)
-    return header
 
 
 def _parse_group(value: Any, where: str) -> Group:
@@ -167,6 +165,25 @@ def _parse_group(value: Any, where: str) -> Group:
         filter=parse_filter(fields.get("filter"), fields.path("filter")),
         names=tuple(expect_text(name, at, grammar=None, limit=MAX_NAME_CHARS) for name, at in names),
     )
+
+
+def checked_layout(header: ObjectHeader) -> Layout:
+    """What lies where, the tensors proved to make up a payload of the size that the header states.
+
+    A header of a hundred bytes can name any number of chunks, so their bytes are summed up before they are listed.
+
+    Raises:
+        InvalidError: OBJECT_HEADER_INVALID, ST_HEADER_INVALID, ST_SHAPE_OVERFLOW or FRAME_TABLE_INVALID.
+    """
+    what = "the payload size of an object"
+    total = sum(len(group.names) * prod(group.shape) * group.itemsize for group in header.groups)
+    if total > header.size:
+        check_specs([spec for group in header.groups for spec in group.specs()])
+        _refuse(what, f"at least {total}", header.size)
+    layout = header.layout
+    if layout.payload_size != header.size:
+        _refuse(what, layout.payload_size, header.size)
+    return layout
 
 
 def parse_table(data: memoryview, count: int, start: int) -> Array:

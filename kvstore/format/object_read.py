@@ -13,7 +13,7 @@ from kvstore.errors import fail
 from kvstore.format.boxes import write_box
 from kvstore.format.digest import Digest
 from kvstore.format.filters import boxed, join_planes
-from kvstore.format.object_header import ObjectHeader, parse_header, parse_table
+from kvstore.format.object_header import ObjectHeader, checked_layout, parse_header, parse_table
 from kvstore.format.object_layout import Batch, Group, Layout
 from kvstore.format.tensors import Payload, TensorSpec, uint_dtype
 from kvstore.format.zstd import check_frames, decompress_frames
@@ -138,7 +138,7 @@ def parse_object(data: memoryview, *, digest: Digest, size: int, namespace: str 
             raise fail("OBJECT_NAME_MISMATCH", f"an object's payload {what}", expected=expected, found=found)
     if header.namespace != namespace:
         raise fail("NAMESPACE_MISMATCH", "an object's namespace", expected=namespace, found=header.namespace)
-    layout = header.layout
+    layout = checked_layout(header)
     sizes = parse_table(view, layout.frame_count, start)
     ends = np.concatenate(([start], start + np.cumsum(sizes)))
     check_frames(view, ends[:-1], sizes, layout.contents)

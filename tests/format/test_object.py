@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from kvstore.errors import KVStoreError
 from kvstore.format.digest import Digest, sha256_digest
 from kvstore.format.object import Codec, encode_object, parse_object
-from kvstore.format.tensors import Payload
+from kvstore.format.tensors import Payload, TensorSpec, payload_size
 from kvstore.limits import MAX_CHUNK_BYTES
 from tests.format.payloads import (
     Array,
@@ -267,7 +267,7 @@ HEADERS: dict[str, tuple[Change, str]] = {
     "digest": (lambda h: h["payload"].__setitem__("digest", "sha256:00"), "OBJECT_HEADER_INVALID"),
     "digest algorithm": (lambda h: h["payload"].__setitem__("digest", "md5:00"), "DIGEST_ALGORITHM_UNSUPPORTED"),
     "size": (lambda h: h["payload"].__setitem__("size", -1), "OBJECT_HEADER_INVALID"),
-    "another size": (lambda h: h["payload"].__setitem__("size", SMALL.size + 8), "OBJECT_HEADER_INVALID"),
+    "another size": (lambda h: h["payload"].__setitem__("size", SMALL.size + 8), "OBJECT_NAME_MISMATCH"),
     "size is a boolean": (lambda h: h["payload"].__setitem__("size", True), "OBJECT_HEADER_INVALID"),
     "payload is text": (lambda h: h.__setitem__("payload", "x"), "OBJECT_HEADER_INVALID"),
     "groups is an object": (lambda h: h.__setitem__("groups", {}), "OBJECT_HEADER_INVALID"),
@@ -286,7 +286,8 @@ HEADERS: dict[str, tuple[Change, str]] = {
     "fraction": (group("shape", [1, 1, 24.5, 8]), "OBJECT_HEADER_INVALID"),
     "rank": (group("shape", [1] * 9), "OBJECT_HEADER_INVALID"),
     "terabytes": (group("shape", [2**31 - 1, 2**20]), "ST_SHAPE_OVERFLOW"),
-    "millions of frames": (group("shape", [2**19, 2**20]), "FRAME_TABLE_INVALID"),
+    "half a terabyte in small chunks": (group("shape", [2**18, 2**20]), "OBJECT_HEADER_INVALID"),
+    "a row less": (group("shape", [1, 1, 23, 8]), "OBJECT_HEADER_INVALID"),
 }  # fmt: skip
 
 
@@ -294,11 +295,18 @@ HEADERS: dict[str, tuple[Change, str]] = {
 def test_a_header_that_breaks_a_rule_is_refused(name: str) -> None:
     change, code = HEADERS[name]
     header, frames = split_object(SMALL_BYTES)
-    if name == "millions of frames":
-        header["chunk_bytes"] = 65536
-        header["groups"][0]["dtype"] = "U8"
     change(header)
     assert code_of(join_object(header, frames), SMALL) == code
+
+
+def test_an_object_of_too_many_frames_is_refused() -> None:
+    """Though its sizes agree with each other and with what is asked for."""
+    header, frames = split_object(SMALL_BYTES)
+    tensor = TensorSpec("x", "U8", (2**19, 2**20))
+    header["chunk_bytes"] = 65536
+    header["groups"] = [{"dtype": "U8", "filter": "none", "names": ["x"], "shape": list(tensor.shape)}]
+    header["payload"]["size"] = payload_size([tensor])
+    assert code_of(join_object(header, frames), SMALL, size=payload_size([tensor])) == "FRAME_TABLE_INVALID"
 
 
 @pytest.mark.parametrize(
