@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-import kvstore
 from kvstore.errors import fail
 from kvstore.format.digest import Digest, sha256_digest
 from kvstore.format.fields import Fields
@@ -65,7 +64,7 @@ class Index:
 
 def fixtures_folder() -> Path:
     """Where the fixtures lie: in the package when installed, beside it in a checkout."""
-    package = Path(kvstore.__file__).parent
+    package = Path(__file__).parents[1]
     inside = package / "fixtures"
     return inside if inside.is_dir() else package.parent / "fixtures"
 
