@@ -86,9 +86,11 @@ class Target:
 
     Attributes:
         destinations: For each tensor of the payload a writable array of its stored shape.
+        whole: Whether every row of the payload becomes a row of the restored cache.
     """
 
     destinations: dict[str, UintArray]
+    whole: bool = True
     _scratch: dict[str, Rows] = field(default_factory=dict)
     _first: int = 0
 
@@ -125,6 +127,7 @@ class Buffers:
             for role, record in layers[path].tensors.items():
                 rows, name = self._rows[path, role], f"{path}.{role}"
                 needed = needed or rows.axis is None or segment.first < rows.count
+                target.whole &= rows.axis is None or segment.first + segment.rows <= rows.count
                 window = rows.window(segment.first, segment.rows)
                 if window is None:
                     shape = list(record.shape)

@@ -8,7 +8,8 @@ alone until the entry is published.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from itertools import islice
 from typing import Any, Final
 
@@ -17,7 +18,9 @@ from kvstore.format.groups import Group, PayloadRef, Segment, plan_groups, segme
 from kvstore.format.layers import LayerRecord, Span, leaves
 from kvstore.format.manifest import Manifest, MethodRecord, PrefixRecord, check_manifest, token_spec
 from kvstore.format.prefix import DEFAULT_NAMESPACE, MediaItem, TokenIds, as_token_ids, parse_namespace, prefix_digest
-from kvstore.format.tensors import Payload
+from kvstore.format.seal import seal
+from kvstore.format.tensors import Payload, Seal
+from kvstore.runtime.base import Base, place_of
 from kvstore.runtime.identity import ModelIdentity
 from kvstore.runtime.kinds import describe, views
 from kvstore.runtime.rows import Rows
@@ -36,11 +39,13 @@ class Captured:
     Attributes:
         token_ids: The prefix, as its payload holds it.
         source: The payload of each reference in the manifest, token ids included; views, made anew at each call.
+        base: What a later put of this cache may start from; None where this one had no base either.
     """
 
     manifest: Manifest
     token_ids: TokenIds
     source: Callable[[PayloadRef], Payload]
+    base: Base | None = None
 
 
 def capture(
@@ -51,6 +56,7 @@ def capture(
     namespace: str = DEFAULT_NAMESPACE,
     method: MethodRecord | None = None,
     media: Sequence[MediaItem] = (),
+    base: Base | None = None,
     cancelled: Callable[[], bool] | None = None,
 ) -> Captured:
     """Read a live cache.
@@ -62,6 +68,7 @@ def capture(
         token_ids: The tokens that the cache is the state of, all of them and no more.
         method: The lossy method that made the state, if one did.
         media: Images and the like within the prefix.
+        base: What the cache was before: segments that are still the same are not hashed again.
         cancelled: Asked between payloads.
 
     Raises:
@@ -75,7 +82,8 @@ def capture(
     check_layers_agree(layers, int(ids.size))
     _check_method(layers, method)
     jobs = _jobs(layers, views(cache))
-    refs = run_parallel(_ref, jobs, stop=Stop(cancelled))
+    marked = run_parallel(lambda job: _ref(job, base), jobs, stop=Stop(cancelled))
+    refs = [ref for ref, _, _ in marked]
     tokens = Payload.make({token_spec(ids.size).name: ("U32", ids)})
     token_ref = PayloadRef(tokens.digest(), tokens.size)
     manifest = check_manifest(
@@ -91,9 +99,10 @@ def capture(
             method=method,
         )
     )
-    makers = {ref: job.make for ref, job in zip(refs, jobs, strict=True)}
+    makers = {ref: partial(_make, job, sealed) for job, (ref, _, sealed) in zip(jobs, marked, strict=True)}
     makers[token_ref] = lambda: tokens
-    return Captured(manifest, ids, lambda ref: makers[ref]())
+    known = None if base is None else Base.of(manifest, {ref: mark for ref, mark, _ in marked if mark is not None})
+    return Captured(manifest, ids, lambda ref: makers[ref](), known)
 
 
 def check_layers_agree(layers: tuple[LayerRecord, ...], token_count: int) -> None:
@@ -143,6 +152,7 @@ class _Job:
     layers: dict[str, LayerRecord]
     rows: Views
     segment: Segment
+    keep: int
 
     def make(self) -> Payload:
         """The payload, as views wherever the rows lie together."""
@@ -155,12 +165,23 @@ class _Job:
 
 def _jobs(layers: tuple[LayerRecord, ...], rows: Views) -> list[_Job]:
     by_path = dict(leaves(layers))
-    return [_Job(paths, by_path, rows, segment) for span, paths in plan_groups(layers) for segment in segments(span)]
+    return [
+        _Job(paths, by_path, rows, segment, span.keep)
+        for span, paths in plan_groups(layers) for segment in segments(span)
+    ]  # fmt: skip
 
 
-def _ref(job: _Job) -> PayloadRef:
+def _ref(job: _Job, base: Base | None) -> tuple[PayloadRef, bytes | None, Seal | None]:
+    """A payload's reference, and its seal, by which whoever encodes it sees that it is still the same."""
     payload = job.make()
-    return PayloadRef(payload.digest(), payload.size)
+    if base is not None:
+        return base.ref(place_of(job.paths, job.segment, keep=job.keep), payload)
+    sealed = seal(payload)
+    return PayloadRef(sealed.digest, payload.size), None, sealed
+
+
+def _make(job: _Job, sealed: Seal | None) -> Payload:
+    return replace(job.make(), seal=sealed)
 
 
 def _groups(layers: tuple[LayerRecord, ...], refs: Sequence[PayloadRef]) -> tuple[Group, ...]:

@@ -8,43 +8,31 @@ caller's own cache is as it was.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterator, Mapping
-from contextlib import AbstractContextManager, ExitStack, closing, contextmanager
+from collections.abc import Callable, Mapping
+from contextlib import closing
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Any
 
 from kvstore.errors import fail
 from kvstore.format.compat import Policy, Wanted, mismatches, require_compatible
-from kvstore.format.groups import PayloadRef, Segment, segment_tensors, segments
 from kvstore.format.layout import Buffer, Layout
 from kvstore.format.manifest import Manifest
-from kvstore.format.object import Batch, ObjectReader
 from kvstore.format.prefix import DEFAULT_NAMESPACE
-from kvstore.format.tensors import canonical_order
+from kvstore.runtime.base import Base
 from kvstore.runtime.binding import BoundModel, require_bound
-from kvstore.runtime.buffers import Buffers, Need, Target, needs
+from kvstore.runtime.buffers import Buffers, Need, needs
 from kvstore.runtime.cut import require_cut
 from kvstore.runtime.device import check_device_limits
 from kvstore.runtime.probe import CacheOptions, Probe, make_cache, probe
-from kvstore.store.parallel import Stop, map_parallel, run_parallel, worker_count
+from kvstore.runtime.reading import Objects, Reading, plan_jobs
+from kvstore.store.parallel import Stop
 
 if TYPE_CHECKING:
     from kvstore.store.read import Verification  # needs SQLAlchemy
 
-__all__ = ["Filled", "Objects", "Plan", "fill", "plan_restore"]
+__all__ = ["Filled", "Plan", "fill", "plan_restore"]
 
 Progress = Callable[[int, int], None]
-_MANY: Final = 4
-"""Payloads for each worker from which on one payload is one piece of work; below, a chunk is."""
-
-
-class Objects(Protocol):
-    """Where objects are read from: :class:`kvstore.store.EntryStore`, or anything that keeps its promise."""
-
-    def open_object(
-        self, ref: PayloadRef, namespace: str, *, verification: Verification = "auto"
-    ) -> AbstractContextManager[ObjectReader]:
-        """A checked object of this payload; called from several threads."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,12 +66,14 @@ class Filled:
         payload_bytes: Bytes of the payloads that were decoded.
         buffer_bytes: Bytes of the arrays, head room included.
         objects: Objects that were read.
+        base: What a later put of the cache may start from; empty where that was not asked for.
     """
 
     cache: list[Any]
     payload_bytes: int
     buffer_bytes: int
     objects: int
+    base: Base
 
 
 def plan_restore(
@@ -138,21 +128,12 @@ def _require_compatible(
         require_compatible(manifest, wanted, names={"entry": dict(names()), "model": dict(bound.identity.names)})
 
 
-@dataclass(frozen=True, slots=True)
-class _Job:
-    """One payload to read, and where it goes."""
-
-    ref: PayloadRef
-    paths: tuple[str, ...]
-    segment: Segment
-    target: Target
-
-
 def fill(
     objects: Objects,
     plan: Plan,
     *,
     verification: Verification = "auto",
+    remember: bool = False,
     progress: Progress | None = None,
     cancelled: Callable[[], bool] | None = None,
 ) -> Filled:
@@ -162,6 +143,7 @@ def fill(
 
     Args:
         verification: ``auto`` or ``always``, as :meth:`Objects.open_object` takes it.
+        remember: Take a fingerprint of each segment, for a put that has this entry as its base.
         progress: Called on this thread with payload bytes done and in all.
         cancelled: Asked between chunks, from several threads.
 
@@ -171,24 +153,24 @@ def fill(
         KVStoreError: MATERIALIZE_FAILED where MLX could not make the arrays.
     """
     buffers = _allocate(plan)
-    jobs = list(_jobs(plan.manifest, buffers))
+    jobs = list(plan_jobs(plan.manifest, buffers))
     total, done = sum(job.ref.size for job in jobs), 0
     report = progress or (lambda done, total: None)
     report(0, total)
-    reader = _Reading(objects, plan.manifest, verification, Stop(cancelled))
+    reader = Reading(objects, plan.manifest, verification, remember, Stop(cancelled))
     with closing(reader.run(jobs)) as pieces:
         for size in pieces:
             done += size
             report(min(done, total), total)
     nbytes = buffers.nbytes
     # The jobs hold views of the arrays, and no view may outlive the release.
-    count = len(jobs)
+    count, base = len(jobs), Base.of(plan.manifest, reader.marks)
     jobs.clear()
     del pieces, reader
     buffers.clear_head_room()
     caches = buffers.release(plan.manifest.layers, plan.tokens, plan.templates)
     report(total, total)
-    return Filled(caches, total, nbytes, count)
+    return Filled(caches, total, nbytes, count, base)
 
 
 def _allocate(plan: Plan) -> Buffers:
@@ -199,94 +181,3 @@ def _allocate(plan: Plan) -> Buffers:
             "MATERIALIZE_FAILED", f"MLX could not make the arrays ({error})", fix="Free memory and try again.",
             needed=plan.layout.total_bytes,
         ) from error  # fmt: skip
-
-
-def _jobs(manifest: Manifest, buffers: Buffers) -> Iterator[_Job]:
-    for group in manifest.groups:
-        for segment, ref in zip(segments(group.span), group.payloads, strict=True):
-            target = buffers.target(group.layers, manifest.leaves, segment)
-            if target is not None:
-                yield _Job(ref, group.layers, segment, target)
-
-
-class _Held:
-    """An object that stays open while several threads decode its chunks.
-
-    What fails is told to the object that it happened to, and to no other: a store sets
-    objects aside by what is raised while they are open.
-    """
-
-    def __init__(self, context: AbstractContextManager[ObjectReader], job: _Job) -> None:
-        self.reader = context.__enter__()
-        self.job = job
-        self._context = context
-        self._error: BaseException | None = None
-
-    def decode(self, chunk: Batch) -> int:
-        """Decode one chunk; returns its bytes."""
-        try:
-            self.reader.decode_chunk(chunk, self.job.target.destinations)
-        except BaseException as error:
-            self._error = error
-            raise
-        return chunk.nbytes
-
-    def close(self) -> None:
-        """Release the object. May raise a graver error than the one that :meth:`decode` met."""
-        error = self._error
-        self._context.__exit__(type(error) if error else None, error, error.__traceback__ if error else None)
-
-
-class _Reading:
-    """Reads jobs in parallel: whole payloads where there are many, else chunk by chunk."""
-
-    def __init__(self, objects: Objects, manifest: Manifest, verification: Verification, stop: Stop) -> None:
-        self._objects = objects
-        self._manifest = manifest
-        self._verification = verification
-        self._stop = stop
-
-    def run(self, jobs: list[_Job]) -> Generator[int, None, None]:
-        """Yield payload bytes as they are done."""
-        if len(jobs) >= _MANY * worker_count():
-            yield from map_parallel(self._whole, jobs, stop=self._stop, ordered=False)
-            return
-        held: list[_Held] = []
-        with ExitStack() as stack:
-            stack.callback(_close_all, held)
-            run_parallel(lambda job: held.append(_Held(self._open(job), job)), jobs, stop=self._stop)
-            work = [(item, chunk) for item in held for chunk in item.reader.chunks]
-            yield from map_parallel(lambda piece: piece[0].decode(piece[1]), work, stop=self._stop, ordered=False)
-            for job in jobs:
-                job.target.finish()
-
-    @contextmanager
-    def _open(self, job: _Job) -> Iterator[ObjectReader]:
-        """Steps 8, 9 and 11: the object is the named one, is well-formed, and holds what the manifest says."""
-        with self._objects.open_object(job.ref, self._manifest.namespace, verification=self._verification) as reader:
-            self._check(reader, job)
-            yield reader
-
-    def _whole(self, job: _Job) -> int:
-        with self._open(job) as reader:
-            for chunk in reader.chunks:
-                self._stop.checkpoint()
-                reader.decode_chunk(chunk, job.target.destinations)
-        job.target.finish()
-        return job.ref.size
-
-    def _check(self, reader: ObjectReader, job: _Job) -> None:
-        expected = canonical_order(segment_tensors(job.paths, self._manifest.leaves, job.segment))
-        if tuple(reader.specs) != tuple(expected):
-            differing = sorted({s.name for s in set(expected) ^ set(reader.specs)})
-            raise fail(
-                "PAYLOAD_TENSORS_MISMATCH", f"payload {job.ref.digest}", expected=f"{len(expected)} tensors as planned",
-                found=f"other tensors: {', '.join(differing[:8])}", fix="The writer was faulty: remove the entry.",
-            )  # fmt: skip
-
-
-def _close_all(held: list[_Held]) -> None:
-    """Close every object, whatever closing one of them raises."""
-    with ExitStack() as stack:
-        for item in held:
-            stack.callback(item.close)

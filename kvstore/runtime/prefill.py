@@ -41,6 +41,8 @@ def prefill(
     options: CacheOptions | None = None,
     quantized_kv_start: int = 0,
     step: int | None = None,
+    checkpoint_every: int | None = None,
+    checkpoint: Callable[[Prefilled], object] | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> Prefilled:
     """Run ``model`` over the ids, on the calling thread.
@@ -50,12 +52,17 @@ def prefill(
         options: How the caches are shaped.
         quantized_kv_start: Tokens after which the caches are quantized, where the options ask for that.
         step: Tokens for each evaluation; the state's bits can depend on it.
+        checkpoint_every: Tokens between checkpoints, best a multiple of 256 so that they share segments.
+        checkpoint: Called at each with the caches as they are there, to put them. Not called for caches that can be
+            cut back to any token: their last state is enough. The caches are those that the prefill goes on with.
         progress: Called with tokens done and tokens in all.
 
     Raises:
         InvalidError: CACHE_EMPTY where there are no ids; TOKEN_ID_RANGE.
-        UsageError: USAGE where the model cannot have its caches quantized.
+        UsageError: USAGE where the model cannot have its caches quantized, or for a checkpoint without the other half.
     """
+    if (checkpoint_every is None) != (checkpoint is None) or (checkpoint_every is not None and checkpoint_every < 1):
+        raise fail("USAGE", "prefill", expected="checkpoint_every, at least 1, and checkpoint; or neither")
     ids = as_token_ids(token_ids)
     if ids.size == 0:
         raise fail("CACHE_EMPTY", "there are no token ids", fix="Give a prompt of at least one token.")
@@ -63,13 +70,14 @@ def prefill(
     wanted = options or CacheOptions()
     cache = make_cache(module, replace(wanted, kv_bits=None))
     width, done, total = step or default_step(), 0, int(ids.size)
+    every = checkpoint_every or total
     report = progress or (lambda done, total: None)
     report(0, total)
     while done < total:
         if done and total - done == 1 and not all(_can_go_back(leaf) for _, leaf in leaves(describe(cache))):
             break
         # The last token goes alone: only before it can be seen whether it may go at all.
-        count = min(width, total - done - 1) or 1
+        count = min(width, total - done - 1, every - done % every) or 1
         module(mx.array(ids[done : done + count])[None], cache=cache)
         done += count
         if done >= quantized_kv_start:
@@ -77,6 +85,8 @@ def prefill(
         mx.eval([item.state for item in cache])
         mx.clear_cache()
         report(done, total)
+        if checkpoint is not None and done % every == 0 and done < total - 1 and not _cut_anywhere(describe(cache)):
+            checkpoint(Prefilled(cache, ids[:done]))
     if done < total:
         report(total, total)
     return Prefilled(cache, ids[:done])
@@ -85,6 +95,11 @@ def prefill(
 def default_step() -> int:
     """Tokens for each evaluation: as mlx_lm does on a GPU, few on a CPU so that progress is seen."""
     return _GPU_STEP if mx.default_device().type == mx.DeviceType.gpu else _CPU_STEP
+
+
+def _cut_anywhere(layers: Sequence[LayerRecord]) -> bool:
+    """Whether a later state can be cut back to here, however much later."""
+    return all(leaf.kind in ("kv", "kv-quantized") for _, leaf in leaves(tuple(layers)))
 
 
 def _can_go_back(layer: LayerRecord) -> bool:

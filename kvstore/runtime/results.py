@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 from kvstore.format.digest import Digest
+from kvstore.format.json import Json
 from kvstore.format.manifest import Manifest
 from kvstore.format.prefix import DEFAULT_NAMESPACE
 from kvstore.format.receipt import Receipt
@@ -13,10 +16,27 @@ from kvstore.runtime.probe import CacheOptions
 from kvstore.store.entries import EntryInfo
 from kvstore.store.match import Reason
 
-__all__ = ["Details", "Hit", "Restored"]
+__all__ = ["Details", "Hit", "Reads", "Restored", "entry_of"]
 
 
 @dataclass(frozen=True, slots=True)
+class Reads:
+    """What a load will read: entries, segments, and their bytes decoded and on disk."""
+
+    entries: int
+    segments: int
+    payload_bytes: int
+    stored_bytes: int
+
+    def to_json(self) -> dict[str, Json]:
+        """The JSON object."""
+        return {
+            "entries": self.entries, "payload_bytes": self.payload_bytes, "segments": self.segments,
+            "stored_bytes": self.stored_bytes,
+        }  # fmt: skip
+
+
+@dataclass(frozen=True)
 class Hit:
     """What :meth:`Store.match` found; falsy on a miss.
 
@@ -35,9 +55,19 @@ class Hit:
     namespace: str = DEFAULT_NAMESPACE
     options: CacheOptions | None = None
     method: str | None = None
+    _measure: Callable[[], Reads] | None = field(default=None, repr=False, compare=False)
 
     def __bool__(self) -> bool:
         return self.entry_id is not None
+
+    @cached_property
+    def reads(self) -> Reads | None:
+        """What a load will read; None on a miss. Reads the entry's manifest when it is first asked for.
+
+        Raises:
+            NotFoundError: NOT_FOUND where the entry was removed meanwhile.
+        """
+        return None if self._measure is None else self._measure()
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +83,13 @@ class Restored:
     cache: list[Any]
     token_count: int
     receipt: Receipt
+
+
+def entry_of(source: Hit | Restored | Receipt) -> Digest | None:
+    """The entry that a cache was found in, loaded from, or put as; None for a miss."""
+    if isinstance(source, Hit):
+        return source.entry_id
+    return source.receipt.subject if isinstance(source, Restored) else source.subject
 
 
 @dataclass(frozen=True, slots=True)

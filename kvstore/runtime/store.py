@@ -7,36 +7,37 @@ which needs no MLX and is at hand as :attr:`Store.entries`.
 from __future__ import annotations
 
 import os
-import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 from kvstore.errors import KVStoreError, fail
-from kvstore.format.compat import Policy, signature_digest
+from kvstore.format.compat import Policy, signature
 from kvstore.format.digest import Digest
 from kvstore.format.json import Json
-from kvstore.format.layers import LayerRecord
 from kvstore.format.manifest import MethodRecord
 from kvstore.format.object import Codec
 from kvstore.format.prefix import DEFAULT_NAMESPACE, MediaItem, TokenIds, as_token_ids
 from kvstore.format.receipt import Receipt
+from kvstore.runtime.base import Base, Bases
 from kvstore.runtime.binding import BoundModel, identity_of
 from kvstore.runtime.capture import capture
 from kvstore.runtime.device import device_facts, library_versions
 from kvstore.runtime.evidence import load_receipt
+from kvstore.runtime.find import covering_receipt, find, in_full
 from kvstore.runtime.fit import require_fit
 from kvstore.runtime.identity import ModelIdentity
 from kvstore.runtime.kinds import describe
 from kvstore.runtime.materialize import fill, plan_restore
-from kvstore.runtime.probe import CacheOptions, Probe, probe, probe_folder
-from kvstore.runtime.results import Details, Hit, Restored
+from kvstore.runtime.probe import CacheOptions
+from kvstore.runtime.probes import Probes
+from kvstore.runtime.results import Details, Hit, Restored, entry_of
 from kvstore.store.entries import EntryInfo
 from kvstore.store.entry_store import EntryStore
+from kvstore.store.explain import Asked
 from kvstore.store.findings import Report
-from kvstore.store.match import Found
 from kvstore.store.read import Verification
 from kvstore.store.remove import Removed
 
@@ -54,7 +55,8 @@ class Store:
     def __init__(self, entries: EntryStore) -> None:
         """Put live caches into ``entries``, and take them out."""
         self.entries = entries
-        self._probes: dict[tuple[int, CacheOptions], tuple[weakref.ref[Any], Probe]] = {}
+        self._probes = Probes()
+        self._bases = Bases()
 
     @classmethod
     def open(cls, path: str | os.PathLike[str] | None = None, *, create: bool = True, read_only: bool = False) -> Store:
@@ -79,7 +81,9 @@ class Store:
         self, cache: Sequence[Any], *, token_ids: Sequence[int] | TokenIds, model: BoundModel | ModelIdentity,
         namespace: str = DEFAULT_NAMESPACE, label: str | None = None, annotations: Mapping[str, Json] | None = None,
         codec: Codec = "small", method: MethodRecord | None = None, media: Sequence[MediaItem] = (),
-        progress: Progress | None = None, cancelled: Callable[[], bool] | None = None,
+        base: Hit | Restored | Receipt | None = None, remember: bool = False,
+        if_covered: Literal["store", "skip"] = "store", progress: Progress | None = None,
+        cancelled: Callable[[], bool] | None = None,
     ) -> Receipt:  # fmt: skip
         """Store a cache; when this returns, it survives a power cut. The same cache again writes nothing.
 
@@ -94,10 +98,16 @@ class Store:
             codec: ``small`` or ``fast``; no part of the entry's identity.
             method: The lossy method that made the state, if one did.
             media: Images and the like within the prefix.
+            base: What the cache was loaded from or last put as; what is still the same is not hashed again. The
+                result is the same with and without it, whatever became of the arrays and of that entry meanwhile.
+            remember: Keep fingerprints as a load does, so that the receipt can be the next put's base; always done
+                where there is a base.
+            if_covered: ``skip`` to write nothing where an entry of the same shape and method holds all of these
+                tokens; with a label or annotations, one that ends where they do.
             cancelled: Asked between steps, from several threads.
 
         Returns:
-            The write receipt; its subject is the entry id.
+            The write receipt; its subject is the entry id. With ``skip`` it may be that of a longer entry.
 
         Raises:
             InvalidError: CACHE_EMPTY, CACHE_INCONSISTENT, CACHE_BATCHED, TOKEN_ID_RANGE.
@@ -105,19 +115,29 @@ class Store:
             IncompatibleError: MODEL_UNBOUND, BINDING_MISMATCH.
             StoreError, SpaceError, BusyError, CancelledError: from the store.
         """
-        identity = identity_of(model)
-        made = self._layers_of(model)
+        identity, layers = identity_of(model), describe(cache)
+        made = self._probes.layers(model)
         if made is not None:
-            require_fit(describe(cache), made)
+            require_fit(layers, made)
+        if if_covered == "skip":
+            asked = Asked(identity.model, namespace, as_token_ids(token_ids), signature(layers), tuple(media))
+            there = covering_receipt(self.entries, asked, method, label=label, annotations=annotations)
+            if there is not None:
+                return there
+        before = None if base is None else entry_of(base)
+        known = self._bases.get(before) if before is not None else Base() if remember else None
         captured = capture(
-            cache, token_ids, identity, namespace=namespace, method=method, media=media, cancelled=cancelled
+            cache, token_ids, identity, namespace=namespace, method=method, media=media, base=known, cancelled=cancelled
         )
         names = {_NAME_NOTE + name: text for name, text in identity.names.items()}
-        return self.entries.publish(
+        receipt = self.entries.publish(
             captured.manifest, captured.source, token_ids=captured.token_ids, codec=codec, label=label,
             annotations={**names, **(annotations or {})}, libraries=library_versions(),
             device=device_facts() if isinstance(model, BoundModel) else None, progress=progress, cancelled=cancelled,
         ).receipt  # fmt: skip
+        if captured.base is not None:
+            self._bases.keep(receipt.subject, captured.base)
+        return receipt
 
     def match(
         self, token_ids: Sequence[int] | TokenIds, *, model: BoundModel | ModelIdentity,
@@ -126,7 +146,8 @@ class Store:
     ) -> Hit:  # fmt: skip
         """Find the entry that restores the most of these ids; no payload is read.
 
-        The last id is never part of a match: a model needs one token to evaluate.
+        The last id is never part of a match: a model needs one token to evaluate. The hit says what a load will
+        read, and why it does not reach further; a miss says whose prefix it would have been.
 
         Args:
             options: How the receiving caches shall be shaped; entries of another shape do not match.
@@ -136,26 +157,32 @@ class Store:
             InvalidError: TOKEN_ID_RANGE.
             IncompatibleError: MODEL_UNBOUND, BINDING_MISMATCH.
         """
-        identity, chosen, ids = identity_of(model), options or CacheOptions(), as_token_ids(token_ids)
-        probed = self._probe(model, chosen)
+        asked, chosen = self._asked(token_ids, model, options, namespace, media)
+        hit = find(self.entries, asked, options=chosen, method=method)
+        return hit if hit else in_full(self.entries, asked, hit)
 
-        def ask(made_by: str | None) -> Found:
-            return self.entries.match(
-                identity.digest, namespace, ids, signature=signature_digest(probed.signature, made_by), method=made_by,
-                media=tuple(media),
-            )  # fmt: skip
+    def explain(
+        self, token_ids: Sequence[int] | TokenIds, *, model: BoundModel | ModelIdentity,
+        options: CacheOptions | None = None, namespace: str = DEFAULT_NAMESPACE, method: str | None = None,
+        media: Sequence[MediaItem] = (), other_namespaces: bool = False,
+    ) -> Hit:  # fmt: skip
+        """:meth:`match`, with every reason in full: the field by which a model or a cache's shape differs.
 
-        found = ask(None)
-        if method is not None:
-            found = max(found, ask(method), key=lambda f: f.token_count)
-        return Hit(
-            found.entry_id, found.token_count, found.common_tokens, tuple(found.reasons), namespace, chosen, method
-        )
+        Args:
+            other_namespaces: Also say what other namespaces hold; not for those whom namespaces shall keep apart.
+
+        Raises:
+            InvalidError, IncompatibleError: as :meth:`match`.
+        """
+        asked, chosen = self._asked(token_ids, model, options, namespace, media)
+        hit = find(self.entries, asked, options=chosen, method=method)
+        return in_full(self.entries, asked, hit, namespaces=other_namespaces)
 
     def load(
         self, wanted: Hit | str, *, into: BoundModel, policy: Policy = "strict", options: CacheOptions | None = None,
         namespace: str | None = None, method: str | None = None, verification: Verification = "auto",
-        progress: Progress | None = None, cancelled: Callable[[], bool] | None = None, budget: int | None = None,
+        remember: bool = True, progress: Progress | None = None, cancelled: Callable[[], bool] | None = None,
+        budget: int | None = None,
     ) -> Restored:  # fmt: skip
         """Restore caches for a model, all or nothing, on the thread that will use them.
 
@@ -166,6 +193,7 @@ class Store:
             policy: ``strict``, or ``tokens`` where the chat template may differ.
             options, namespace, method: As for :meth:`match`; a hit brings its own.
             verification: ``auto``, or ``always`` to check the digest of every payload too.
+            remember: Keep a fingerprint of each segment in memory, for a put that has this load as its base.
             cancelled: Asked between steps, from several threads.
             budget: Bytes that the caches may take; by default what the device has free.
 
@@ -184,9 +212,13 @@ class Store:
         tokens = hit.token_count or manifest.token_count
         plan = plan_restore(
             manifest, tokens, into, options=hit.options, namespace=hit.namespace, policy=policy, method=hit.method,
-            names=lambda: self._names(entry_id), prober=self._probe, budget=budget,
+            names=lambda: self._names(entry_id), prober=self._probes, budget=budget,
         )  # fmt: skip
-        filled = fill(self.entries, plan, verification=verification, progress=progress, cancelled=cancelled)
+        filled = fill(
+            self.entries, plan, verification=verification, remember=remember, progress=progress, cancelled=cancelled
+        )
+        if remember:
+            self._bases.keep(entry_id, filled.base)
         self.entries.touch(entry_id)
         return Restored(filled.cache, tokens, load_receipt(plan, filled, verification=verification))
 
@@ -233,29 +265,18 @@ class Store:
             method=method or hit.method,
         )  # fmt: skip
 
+    def _asked(
+        self, token_ids: Sequence[int] | TokenIds, model: BoundModel | ModelIdentity, options: CacheOptions | None,
+        namespace: str, media: Sequence[MediaItem],
+    ) -> tuple[Asked, CacheOptions]:  # fmt: skip
+        identity, chosen = identity_of(model), options or CacheOptions()
+        shape = self._probes(model, chosen).signature
+        return Asked(identity.model, namespace, as_token_ids(token_ids), shape, tuple(media)), chosen
+
     def _names(self, entry_id: Digest) -> dict[str, Json]:
         """The names of the model that an entry was made with."""
         notes = self.entries.info(entry_id).annotations
         return {name.removeprefix(_NAME_NOTE): text for name, text in notes.items() if name.startswith(_NAME_NOTE)}
-
-    def _probe(self, model: BoundModel | ModelIdentity, options: CacheOptions) -> Probe:
-        """The model's probe, remembered while the model lives."""
-        known = self._probes.get((id(model), options))
-        if known is not None and known[0]() is model:
-            return known[1]
-        made = probe(model, options) if isinstance(model, BoundModel) else probe_folder(model.path, options)
-        self._probes = {key: item for key, item in self._probes.items() if item[0]() is not None}
-        self._probes[id(model), options] = (weakref.ref(model), made)
-        return made
-
-    def _layers_of(self, model: BoundModel | ModelIdentity) -> tuple[LayerRecord, ...] | None:
-        """What the model's own caches look like, or None where a bare identity's folder cannot say."""
-        try:
-            return self._probe(model, CacheOptions()).layers
-        except KVStoreError:
-            if isinstance(model, BoundModel):
-                raise
-            return None
 
 
 def _miss(hit: Hit) -> KVStoreError:
