@@ -48,6 +48,8 @@ VERBS: Final[dict[str, Verb]] = {
     "rm": Verb("maintain", "Remove entries."),
     "label": Verb("maintain", "Give an entry a name."),
     "unlabel": Verb("maintain", "Take a name away; the entry stays."),
+    "export": Verb("bundles", "Write an entry as a bundle that `kvstore import` reads."),
+    "import": Verb("bundles", "Take in a bundle that `kvstore export`, or another program, wrote."),
     "init": Verb("maintain", "Make an empty store."),
     "info": Verb("inspect", "Show the store's path, sizes and versions."),
     "conformance": Verb("conformance", "Prove an implementation of the format with the fixtures."),

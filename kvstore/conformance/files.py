@@ -67,8 +67,9 @@ def _load_tar(path: Path) -> Bundle:
                     if name not in ("", "."):
                         check_path(name)
                     continue
-                files.append(BundleFile(name, member.isreg()))
-                source = archive.extractfile(member) if member.isreg() else None
+                plain = member.isreg() and not member.issparse()
+                files.append(BundleFile(name, plain))
+                source = archive.extractfile(member) if plain else None
                 content[name] = source.read() if source else b""
     except tarfile.TarError as error:
         raise fail("BUNDLE_LAYOUT_INVALID", f"{path.name} is no tar archive: {error}") from None

@@ -14,7 +14,7 @@ import numpy as np
 
 from kvstore.conformance.context import Context
 from kvstore.conformance.result import Result, rejected
-from kvstore.conformance.state import entry_tensors, require_tensors
+from kvstore.conformance.state import entry_tensors
 from kvstore.errors import KVStoreError, fail
 from kvstore.format.bundle import (
     LAYOUT_NAME,
@@ -26,10 +26,11 @@ from kvstore.format.bundle import (
 )
 from kvstore.format.compat import require_compatible
 from kvstore.format.digest import Digest, sha256_digest
+from kvstore.format.entry_tensors import require_tensors
 from kvstore.format.groups import PayloadRef
 from kvstore.format.layout import layout_of
-from kvstore.format.manifest import Manifest, check_prefix, parse_manifest, token_spec
-from kvstore.format.object import ObjectReader, parse_object
+from kvstore.format.manifest import Manifest, check_prefix, parse_manifest
+from kvstore.format.object import parse_object
 from kvstore.format.prefix import MediaItem, prefix_digest
 from kvstore.format.tensors import Payload
 from kvstore.limits import MAX_MANIFEST_BYTES
@@ -130,7 +131,7 @@ def _decode(bundle: Bundle, index: BundleIndex, manifest: Manifest) -> dict[Dige
     for reader in readers.values():
         reader.verify_payload()
     if token_ref.digest in readers:
-        _check_tokens(manifest, readers[token_ref.digest], payloads[token_ref.digest])
+        check_prefix(manifest, np.ascontiguousarray(payloads[token_ref.digest].arrays[0], dtype="<u4"))
     return payloads
 
 
@@ -144,9 +145,3 @@ def _stored(bundle: Bundle, index: BundleIndex, ref: PayloadRef) -> bytes:
         raise fail("STORED_DIGEST_MISMATCH", "the digest of an object", expected=expected, found=found)
     return data
 
-
-def _check_tokens(manifest: Manifest, reader: ObjectReader, payload: Payload) -> None:
-    wanted = token_spec(manifest.token_count)
-    if reader.specs != (wanted,):
-        raise fail("PAYLOAD_TENSORS_MISMATCH", "the token ids", expected=str(wanted), found=str(reader.specs))
-    check_prefix(manifest, np.ascontiguousarray(payload.arrays[0], dtype="<u4"))

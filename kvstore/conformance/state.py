@@ -8,35 +8,14 @@ from typing import Any
 import numpy as np
 
 from kvstore.conformance.result import TensorResult
-from kvstore.errors import fail
 from kvstore.format.digest import Digest, sha256_digest
-from kvstore.format.groups import segment_tensors, segments
 from kvstore.format.layers import LayerRecord
 from kvstore.format.manifest import Manifest
-from kvstore.format.tensors import Payload, TensorSpec, canonical_order
+from kvstore.format.tensors import Payload
 
-__all__ = ["entry_tensors", "require_tensors"]
+__all__ = ["entry_tensors"]
 
 Array = np.ndarray[Any, Any]
-
-
-def require_tensors(manifest: Manifest, specs: Mapping[Digest, tuple[TensorSpec, ...]]) -> None:
-    """Prove that each payload of the state holds exactly the tensors of its segment.
-
-    Args:
-        specs: The tensors of each payload, in canonical order.
-
-    Raises:
-        InvalidError: PAYLOAD_TENSORS_MISMATCH.
-    """
-    for group in manifest.groups:
-        for part, ref in zip(segments(group.span), group.payloads, strict=True):
-            expected = canonical_order(segment_tensors(group.layers, manifest.leaves, part))
-            if specs[ref.digest] != expected:
-                raise fail(
-                    "PAYLOAD_TENSORS_MISMATCH", f"payload {ref.digest}", expected=_show(expected),
-                    found=_show(specs[ref.digest]),
-                )  # fmt: skip
 
 
 def entry_tensors(manifest: Manifest, payloads: Mapping[Digest, Payload], tokens: int) -> dict[str, TensorResult]:
@@ -69,6 +48,3 @@ def _tensor(leaf: LayerRecord, role: str, parts: list[Array], dropped: int) -> T
         whole = whole.take(np.arange(whole.shape[axis] - dropped), axis=axis)
     return TensorResult(record.dtype, whole.shape, sha256_digest(np.ascontiguousarray(whole).tobytes()))
 
-
-def _show(specs: tuple[TensorSpec, ...]) -> list[str]:
-    return [f"{spec.name} {spec.dtype} {list(spec.shape)}" for spec in specs]

@@ -23,6 +23,7 @@ from kvstore.format.object import Codec, ObjectReader
 from kvstore.format.prefix import MediaItem, TokenIds, as_token_ids
 from kvstore.format.receipt import Receipt
 from kvstore.store import entries as _entries
+from kvstore.store.bundle import Exported, Imported, export_bundle, import_bundle
 from kvstore.store.clock import now_micros
 from kvstore.store.config import default_root
 from kvstore.store.entries import EntryInfo
@@ -258,6 +259,24 @@ class EntryStore:
     def add_receipt(self, receipt: Receipt) -> None:
         """Keep a receipt."""
         _entries.add_receipt(self._opened, receipt)
+
+    def export_bundle(
+        self, entry_id: Digest, path: str | Path, *, archive: bool = False, receipts: bool = True,
+        progress: Progress | None = None,
+    ) -> Exported:  # fmt: skip
+        """Write an entry as a bundle. See :func:`kvstore.store.bundle.export_bundle`."""
+        manifest, kept = self.manifest(entry_id), self.receipts(entry_id) if receipts else []
+        return export_bundle(self._opened, manifest, kept, Path(path), archive=archive, progress=progress)
+
+    def import_bundle(
+        self, path: str | Path, *, codec: Codec = "small", label: str | None = None, progress: Progress | None = None,
+        cancelled: Callable[[], bool] | None = None,
+    ) -> Imported:  # fmt: skip
+        """Put the entry of a bundle, proved, into the store. See :func:`kvstore.store.bundle.import_bundle`."""
+        return import_bundle(
+            self._opened, Path(path), codec=codec, label=label, durability=self._durability, progress=progress,
+            cancelled=cancelled,
+        )  # fmt: skip
 
     def verify(
         self,

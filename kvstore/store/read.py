@@ -23,11 +23,11 @@ from kvstore.format.prefix import TokenIds
 from kvstore.limits import MAX_MANIFEST_BYTES
 from kvstore.store.damage import flag_entry, mark_missing, quarantine
 from kvstore.store.locations import Location, find_locations, locations_of_entry
-from kvstore.store.objects import StoredObject
+from kvstore.store.objects import ObjectName, StoredObject
 from kvstore.store.opening import Opened
 from kvstore.store.schema import QUARANTINED
 
-__all__ = ["Verification", "check_object", "open_object", "read_manifest", "read_token_ids"]
+__all__ = ["Verification", "check_object", "open_object", "open_stored", "read_manifest", "read_token_ids"]
 
 Verification = Literal["auto", "always"]
 
@@ -108,6 +108,23 @@ def open_object(
         except KVStoreError as error:
             _prove(opened, namespace, location, stored, error)
             raise
+    finally:
+        stored.close()
+
+
+@contextmanager
+def open_stored(opened: Opened, ref: PayloadRef, namespace: str) -> Iterator[tuple[ObjectName, memoryview]]:
+    """An object's name and its stored bytes, for copying: size and stored digest are checked, nothing is decoded.
+
+    Raises:
+        IntegrityError: OBJECT_MISSING, QUARANTINED, STORED_SIZE_MISMATCH, STORED_DIGEST_MISMATCH.
+        StoreError: STORE_UNREADABLE.
+    """
+    location, stored = _find(opened, ref, namespace)
+    try:
+        _check_size(opened, namespace, location, stored)
+        _check_digest(opened, namespace, location, stored)
+        yield location.name, stored.data
     finally:
         stored.close()
 

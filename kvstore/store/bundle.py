@@ -1,0 +1,211 @@
+"""Entries out of the store and into it: bundles as directories or tar archives.
+
+Export checks each object's stored digest and copies its bytes. Import trusts nothing: it
+takes the steps of the reading order, decodes every payload, proves its digest, and puts
+the entry as any other is put. So what lies in the store afterwards was encoded here, and
+the entry is visible whole or not at all.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from kvstore.errors import KVStoreError, fail
+from kvstore.format.bundle import (
+    LAYOUT_NAME,
+    MANIFEST_NAME,
+    BundleIndex,
+    bundle_layout,
+    index_files,
+    object_name,
+    parse_bundle_layout,
+    receipt_name,
+)
+from kvstore.format.digest import Digest, Readable, sha256_digest
+from kvstore.format.entry_tensors import require_tensors
+from kvstore.format.groups import PayloadRef
+from kvstore.format.manifest import Manifest, parse_manifest
+from kvstore.format.object import Codec, parse_object
+from kvstore.format.prefix import TokenIds
+from kvstore.format.receipt import Receipt, parse_receipt
+from kvstore.format.tensors import Payload
+from kvstore.limits import MAX_MANIFEST_BYTES
+from kvstore.store.bundle_files import BundleFiles, open_bundle, write_folder, write_tar
+from kvstore.store.entries import add_receipt
+from kvstore.store.fs import os_errors, sync_path
+from kvstore.store.opening import Durability, Opened
+from kvstore.store.publish import Progress, Written, publish
+from kvstore.store.put import Put
+from kvstore.store.read import open_stored
+
+__all__ = ["Exported", "Imported", "Incoming", "export_bundle", "import_bundle", "read_incoming"]
+
+
+@dataclass(frozen=True, slots=True)
+class Exported:
+    """What an export wrote: where, how many objects and receipts, how many bytes."""
+
+    path: Path
+    objects: int
+    receipts: int
+    size: int
+
+
+@dataclass(frozen=True, slots=True)
+class Imported:
+    """What an import did: the put, and receipts that were kept and left out."""
+
+    written: Written
+    receipts: int
+    receipts_left_out: int
+
+
+class Incoming:
+    """A bundle whose manifest has passed; payloads are decoded and proved when asked for.
+
+    Attributes:
+        manifest: The entry.
+        token_ids: Its token ids, decoded and proved to be the payload that it names.
+        receipts: The receipts about it that are what their names say.
+        left_out: How many others there were.
+    """
+
+    def __init__(self, files: BundleFiles, index: BundleIndex, manifest: Manifest) -> None:
+        """Use :func:`read_incoming`."""
+        self._files = files
+        self._index = index
+        self.manifest = manifest
+        self.token_ids: TokenIds = np.ascontiguousarray(self.payload(manifest.prefix.token_ids).arrays[0], dtype="<u4")
+        found = [self._receipt(digest) for digest in index.receipts]
+        self.receipts = [receipt for receipt in found if receipt is not None]
+        self.left_out = len(found) - len(self.receipts)
+
+    def payload(self, ref: PayloadRef) -> Payload:
+        """Steps 8 to 11 for one payload.
+
+        Raises:
+            IntegrityError: OBJECT_MISSING, STORED_DIGEST_MISMATCH, PAYLOAD_DIGEST_MISMATCH and others of the object.
+            InvalidError: PAYLOAD_TENSORS_MISMATCH and others of the object.
+        """
+        name = self._index.object_path(ref.digest)
+        data = self._files.read(name)
+        found, expected = sha256_digest(data), self._index.objects[ref.digest]
+        if found != expected:
+            raise fail("STORED_DIGEST_MISMATCH", f"the digest of {name}", expected=expected, found=found)
+        reader = parse_object(data, digest=ref.digest, size=ref.size, namespace=self.manifest.namespace)
+        require_tensors(self.manifest, {ref.digest: reader.specs})
+        payload = reader.read_payload()
+        made = payload.digest()
+        if made != ref.digest:
+            raise fail("PAYLOAD_DIGEST_MISMATCH", f"the payload in {name}", expected=ref.digest, found=made)
+        self._files.release(name)
+        return payload
+
+    def _receipt(self, digest: Digest) -> Receipt | None:
+        data = self._files.read(receipt_name(digest))
+        with suppress(KVStoreError):
+            receipt = parse_receipt(data)
+            if sha256_digest(data) == digest and receipt.subject == self.manifest.entry_id:
+                return receipt
+        return None
+
+
+def read_incoming(files: BundleFiles) -> Incoming:
+    """The bundle's own rules, and steps 1 to 4 of the reading order.
+
+    Raises:
+        KVStoreError: with the code of the earliest rule that is broken.
+    """
+    index = index_files(files.files)
+    entry_id = parse_bundle_layout(files.read(LAYOUT_NAME))
+    data = files.read(MANIFEST_NAME)
+    if len(data) > MAX_MANIFEST_BYTES:
+        raise fail("DOC_TOO_LARGE", "the manifest", expected=f"at most {MAX_MANIFEST_BYTES}", found=len(data))
+    found = sha256_digest(data)
+    if found != entry_id:
+        raise fail("MANIFEST_DIGEST_MISMATCH", "the digest of the manifest", expected=entry_id, found=found)
+    manifest = parse_manifest(data)
+    for ref in (*manifest.payloads(), manifest.prefix.token_ids):
+        if ref.digest not in index.objects:
+            raise fail(
+                "OBJECT_MISSING", f"the bundle has no object of payload {ref.digest}",
+                fix="Export the entry again, its token ids included.",
+            )  # fmt: skip
+    return Incoming(files, index, manifest)
+
+
+def import_bundle(
+    opened: Opened, path: Path, *, codec: Codec = "small", label: str | None = None,
+    durability: Durability = "normal", progress: Progress | None = None, cancelled: Callable[[], bool] | None = None,
+) -> Imported:  # fmt: skip
+    """Put the entry of a bundle into the store. Importing it again writes nothing.
+
+    Raises:
+        KVStoreError: with the code of the earliest rule that the bundle breaks, or of the store.
+    """
+    opened.index.refuse_read_only()
+    with open_bundle(path) as files:
+        incoming = read_incoming(files)
+        put = Put(incoming.manifest, incoming.token_ids, codec, label, durability=durability)
+        written = publish(opened, put, incoming.payload, progress=progress, cancelled=cancelled)
+        for receipt in incoming.receipts:
+            add_receipt(opened, receipt)
+        return Imported(written, len(incoming.receipts), incoming.left_out)
+
+
+def export_bundle(
+    opened: Opened, manifest: Manifest, receipts: list[Receipt], path: Path, *, archive: bool,
+    progress: Callable[[int, int], None] | None = None,
+) -> Exported:  # fmt: skip
+    """Write an entry as a bundle; it appears under its name whole or not at all.
+
+    Raises:
+        UsageError: USAGE, where something is at ``path``.
+        IntegrityError: of an object that is missing or damaged.
+        KVStoreError: STORE_IO, NO_SPACE and their like.
+    """
+    if path.exists() or path.is_symlink():
+        raise fail("USAGE", f"{path} is there already", fix="Name a path where nothing is.")
+    refs = tuple(dict.fromkeys((*manifest.payloads(), manifest.prefix.token_ids)))
+    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
+    write = write_tar if archive else write_folder
+    with os_errors("writing a bundle", writing=True):
+        try:
+            size = write(partial, _files(opened, manifest, refs, receipts, progress))
+            partial.rename(path)
+            sync_path(path.parent)
+        except BaseException:
+            _remove(partial)
+            raise
+    return Exported(path, len(refs), len(receipts), size)
+
+
+def _files(
+    opened: Opened, manifest: Manifest, refs: tuple[PayloadRef, ...], receipts: list[Receipt],
+    progress: Callable[[int, int], None] | None,
+) -> Iterator[tuple[str, Readable]]:  # fmt: skip
+    yield LAYOUT_NAME, bundle_layout(manifest.entry_id)
+    yield MANIFEST_NAME, manifest.data
+    for done, ref in enumerate(refs, 1):
+        with open_stored(opened, ref, manifest.namespace) as (name, data):
+            yield object_name(name.payload, name.stored), data
+        if progress is not None:
+            progress(done, len(refs))
+    for receipt in receipts:
+        yield receipt_name(receipt.digest), receipt.data
+
+
+def _remove(path: Path) -> None:
+    with suppress(FileNotFoundError):
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path, ignore_errors=True)
+        else:
+            path.unlink()
+
