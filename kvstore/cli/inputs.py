@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Any, Final, NamedTuple, TypeVar
 
 import click
 
@@ -14,7 +14,8 @@ from kvstore.errors import KVStoreError, fail
 from kvstore.limits import MAX_TOKENS
 
 __all__ = [
-    "cache_options", "encode_prompt", "model_options", "prompt_options", "read_prompt", "read_token_ids", "write_file",
+    "Input", "cache_options", "encode_prompt", "model_options", "prompt_options", "read_input", "read_messages",
+    "read_prompt", "read_token_ids", "require_one_prompt", "write_file",
 ]  # fmt: skip
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -41,11 +42,13 @@ def model_options(*, required: bool) -> Callable[[F], F]:
 
 
 def prompt_options(function: F) -> F:
-    """``--prompt``, ``--tokens`` and ``--chat``: the token ids, as text or as numbers."""
+    """``--prompt``, ``--tokens`` and ``--messages``: the token ids as text, as numbers, or as a conversation."""
     for option in reversed((
         click.option("--prompt", metavar="FILE|-", help="File with the prompt's text; - reads standard input."),
         click.option("--tokens", metavar="FILE|-", help="File with token ids: a JSON array, or integers."),
+        click.option("--messages", metavar="FILE|-", help="File with chat messages: a JSON array of objects."),
         click.option("--chat", is_flag=True, help="Read the prompt as a user message in the model's chat template."),
+        click.option("--generation-prompt", is_flag=True, help="After the messages, let the assistant's turn begin."),
     )):  # fmt: skip
         function = option(function)
     return function
@@ -94,6 +97,64 @@ def read_token_ids(source: str) -> list[int]:
         if not word.isdigit() or len(word) > 20:
             raise _not_ids(source, word)
     return [int(word) for word in words]
+
+
+def read_messages(source: str) -> list[dict[str, Any]]:
+    """Chat messages from a file: a JSON array of objects with a role, or an object that holds it as ``messages``.
+
+    Raises:
+        UsageError: USAGE where it is anything else.
+    """
+    from kvstore.runtime.chat import parse_messages
+
+    try:
+        value = json.loads(_read(source, "messages"))
+    except (ValueError, RecursionError) as error:
+        raise fail("USAGE", f"the messages {source} are not JSON: {error}") from None
+    return parse_messages(value)
+
+
+def require_one_prompt(verb: str, options: Mapping[str, Any]) -> None:
+    """Refuse a call without exactly one of ``--prompt``, ``--tokens`` and ``--messages``. Raises USAGE."""
+    if sum(bool(options[name]) for name in ("prompt", "tokens", "messages")) != 1:
+        raise fail("USAGE", f"{verb} needs one of --prompt, --tokens and --messages")
+    if options["generation_prompt"] and not options["messages"]:
+        raise fail("USAGE", "--generation-prompt goes with --messages")
+
+
+class Input(NamedTuple):
+    """A prompt as the user gave it.
+
+    Attributes:
+        encode: From what loads the model's tokenizer to the token ids; nothing is loaded where ids were given.
+        messages: The chat messages; empty where it is none.
+    """
+
+    encode: Callable[[Callable[[], Any]], list[int]]
+    messages: list[dict[str, Any]]
+
+
+def read_input(options: Mapping[str, Any]) -> Input:
+    """Read what the options of :func:`prompt_options` name, before anything that takes time is begun.
+
+    Raises:
+        UsageError, InvalidError: as the readers above.
+    """
+    if options["tokens"]:
+        ids = read_token_ids(options["tokens"])
+        return Input(lambda tokenizer: ids, [])
+    if options["messages"]:
+        messages = read_messages(options["messages"])
+        begin = bool(options["generation_prompt"])
+        return Input(lambda tokenizer: _encode_chat(tokenizer(), messages, generation_prompt=begin), messages)
+    text = read_prompt(options["prompt"])
+    return Input(lambda tokenizer: encode_prompt(tokenizer(), text, chat=options["chat"]), [])
+
+
+def _encode_chat(tokenizer: Any, messages: list[dict[str, Any]], *, generation_prompt: bool) -> list[int]:
+    from kvstore.runtime.chat import chat_ids
+
+    return [int(token) for token in chat_ids(tokenizer, messages, generation_prompt=generation_prompt)]
 
 
 def encode_prompt(tokenizer: Any, text: str, *, chat: bool) -> list[int]:

@@ -11,7 +11,7 @@ import click
 
 from kvstore import __version__
 from kvstore.cli.entries import entry_document, entry_table, model_name
-from kvstore.cli.inputs import cache_options, encode_prompt, model_options, prompt_options, read_prompt, read_token_ids
+from kvstore.cli.inputs import cache_options, model_options, prompt_options, read_input, require_one_prompt
 from kvstore.cli.output import human_bytes, human_count, table
 from kvstore.cli.session import Session, verb
 from kvstore.errors import fail
@@ -128,9 +128,8 @@ def match(session: Session, **options: Any) -> None:
     Nothing is loaded and no payload is read. The last token is never restored: a model needs one to
     evaluate. --kv-bits and --max-kv-size imply --fits. Without an entry the exit code is 3.
     """
-    if bool(options["prompt"]) == bool(options["tokens"]):
-        raise fail("USAGE", "match needs either --prompt or --tokens")
-    ids = read_token_ids(options["tokens"]) if options["tokens"] else _encode(options)
+    require_one_prompt("match", options)
+    ids = read_input(options).encode(lambda: _tokenizer(options["model"]))
     from kvstore.format.prefix import as_token_ids
     from kvstore.runtime.identity import ModelIdentity
 
@@ -142,10 +141,10 @@ def match(session: Session, **options: Any) -> None:
         _report_match(session, store, found, len(ids))
 
 
-def _encode(options: dict[str, Any]) -> list[int]:
+def _tokenizer(model: str) -> Any:
     from kvstore.runtime.lazy import load_tokenizer
 
-    return encode_prompt(load_tokenizer(options["model"]), read_prompt(options["prompt"]), chat=options["chat"])
+    return load_tokenizer(model)
 
 
 def _signature(options: dict[str, Any]) -> Digest | None:
@@ -169,12 +168,15 @@ def _report_match(session: Session, store: EntryStore, found: Any, count: int) -
             "NO_PREFIX", f"no entry can be restored for these {human_count(count, 'token')}: {why}",
             common_tokens=found.common_tokens, query_tokens=count, reasons=reasons,
         )  # fmt: skip
+    from kvstore.runtime.find import reads_of
+
     item = store.info(found.entry_id)
+    reads = reads_of(store, found.entry_id, found.token_count)
     session.output.result(
         "match",
         {
             "entry_id": found.entry_id, "labels": list(item.labels), "token_count": found.token_count,
-            "common_tokens": found.common_tokens, "query_tokens": count, "reasons": reasons,
+            "common_tokens": found.common_tokens, "query_tokens": count, "reads": reads.to_json(), "reasons": reasons,
         },
         [f"{found.entry_id}  {found.token_count} of {human_count(count, 'token')}"],
     )  # fmt: skip

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -9,11 +10,11 @@ import click
 
 from kvstore.cli.inputs import (
     cache_options,
-    encode_prompt,
     model_options,
     prompt_options,
-    read_prompt,
+    read_input,
     read_token_ids,
+    require_one_prompt,
     write_file,
 )
 from kvstore.cli.output import human_bytes, human_count
@@ -37,6 +38,10 @@ __all__ = ["put"]
 @click.option("--quantized-kv-start", type=click.IntRange(min=0), default=0, show_default=True, metavar="N",
               help="Token after which the KV cache is quantized.")
 @click.option("--prefill-step-size", type=click.IntRange(min=1), metavar="N", help="Tokens for each evaluation.")
+@click.option("--checkpoint-every", type=click.IntRange(min=1), metavar="N",
+              help="Also store the states on the way, every N tokens, where a later one cannot be cut back to them.")
+@click.option("--if-covered", type=click.Choice(["store", "skip"]), default="store", show_default=True,
+              help="What to do where an entry holds all of these tokens already.")
 @click.option("--label", metavar="NAME", help="A name for the entry; it moves if it is taken.")
 @click.option("--namespace", default="default", show_default=True, help="Entries of different namespaces never meet.")
 @click.option("--codec", type=click.Choice(["small", "fast"]), default="small", show_default=True,
@@ -49,6 +54,7 @@ def put(session: Session, file: Path | None, **options: Any) -> None:
 
       kvstore put --model M --prompt FILE      run the model over a prompt
       kvstore put --model M --tokens FILE      the same, for token ids
+      kvstore put --model M --messages FILE    the same, for a conversation
       kvstore put CACHE.safetensors --model M --tokens FILE
                                                take in a file of mlx_lm.cache_prompt, or a
                                                wp30-cache-2 file in any of its codecs
@@ -60,13 +66,11 @@ def put(session: Session, file: Path | None, **options: Any) -> None:
     if options["inspect_only"]:
         _inspect(session, file, options)
         return
-    prompt, tokens = options["prompt"], options["tokens"]
     if not options["model"]:
         raise fail("USAGE", "put needs --model", fix="Name the model's folder, or its id in the hub cache.")
-    if file is not None and (prompt or not tokens):
+    if file is not None and not options["tokens"]:
         raise fail("USAGE", "put FILE needs --tokens: the ids that the cache was computed from")
-    if bool(prompt) == bool(tokens):
-        raise fail("USAGE", "put needs either --prompt or --tokens")
+    require_one_prompt("put", options)
     if file is None:
         _prefill_and_put(session, options)
     else:
@@ -76,31 +80,43 @@ def put(session: Session, file: Path | None, **options: Any) -> None:
 def _prefill_and_put(session: Session, options: dict[str, Any]) -> None:
     """Everything that can be wrong with the call first, then the model, then the work."""
     out = session.output
-    text = read_prompt(options["prompt"]) if options["prompt"] else None
-    ids = read_token_ids(options["tokens"]) if options["tokens"] else []
+    prompt = read_input(options)
     with session.open_store(create=True) as store:
         from kvstore.runtime.binding import load_model
 
         out.say("loading the model", level=1)
         bound = load_model(options["model"], options["adapter_path"])
-        if text is not None:
-            ids = encode_prompt(bound.tokenizer, text, chat=options["chat"])
-        filled, timing = _prefill(session, bound.model, ids, options)
-        receipt, created = _put(session, store, filled.cache, filled.token_ids, bound, options)
-    _report(session, receipt, created, options, timing)
+        ids = prompt.encode(lambda: bound.tokenizer)
+        on_the_way: list[Receipt] = []
+
+        def keep(at: Prefilled) -> None:
+            base = on_the_way[-1] if on_the_way else None
+            on_the_way.append(store.put(
+                at.cache, token_ids=at.token_ids, model=bound, namespace=options["namespace"], codec=options["codec"],
+                base=base, remember=True,
+            ))  # fmt: skip
+
+        filled, timing = _prefill(session, bound.model, ids, options, keep)
+        base = on_the_way[-1] if on_the_way else None
+        receipt, created = _put(session, store, filled.cache, filled.token_ids, bound, options, base=base)
+    _report(session, receipt, created, options, timing, on_the_way)
 
 
-def _prefill(session: Session, model: Any, ids: list[int], options: dict[str, Any]) -> tuple[Prefilled, dict[str, Any]]:
+def _prefill(
+    session: Session, model: Any, ids: list[int], options: dict[str, Any], keep: Callable[[Prefilled], None]
+) -> tuple[Prefilled, dict[str, Any]]:
     from kvstore.runtime.prefill import prefill
     from kvstore.runtime.probe import CacheOptions
 
     shape = CacheOptions(
         max_kv_size=options["max_kv_size"], kv_bits=options["kv_bits"], kv_group_size=options["kv_group_size"]
     )
+    every = options["checkpoint_every"]
     with session.output.progress("prefill", total=len(ids), unit="tokens") as bar:
         filled = prefill(
             model, ids, options=shape, quantized_kv_start=options["quantized_kv_start"],
-            step=options["prefill_step_size"], progress=bar.update,
+            step=options["prefill_step_size"], checkpoint_every=every, checkpoint=keep if every else None,
+            progress=bar.update,
         )  # fmt: skip
         seconds = bar.seconds
     count = len(filled.token_ids)
@@ -128,12 +144,13 @@ def _import(session: Session, file: Path, options: dict[str, Any]) -> None:
                 session.output.say(f"note: {file.name} says that its model is {writer!r}")
             cache, more = found.cache, {}
         receipt, created = _put(session, store, cache, ids, identity, options, **more)
-    _report(session, receipt, created, options, None)
+    _report(session, receipt, created, options, None, ())
 
 
 def _inspect(session: Session, file: Path | None, options: dict[str, Any]) -> None:
     """A look has no use for a model or for tokens, and must not seem to have checked them."""
-    if file is None or any(options[name] for name in ("model", "adapter_path", "prompt", "tokens", "label")):
+    others = ("model", "adapter_path", "prompt", "tokens", "messages", "label")
+    if file is None or any(options[name] for name in others):
         raise fail("USAGE", "put --inspect-only takes a FILE and nothing else")
     show(session, file)
 
@@ -145,7 +162,7 @@ def _put(
     with session.output.progress("storing", total=1, unit="bytes") as bar:
         receipt = store.put(
             cache, token_ids=ids, model=model, label=options["label"], namespace=options["namespace"],
-            codec=options["codec"], progress=bar.update, **more,
+            codec=options["codec"], if_covered=options["if_covered"], progress=bar.update, **more,
         )  # fmt: skip
     # Only what wrote something leaves its receipt, so an entry's first one is that of the call that made it.
     first = next((r for r in store.entries.receipts(receipt.subject) if r.type == "write"), None)
@@ -154,7 +171,7 @@ def _put(
 
 def _report(
     session: Session, receipt: Receipt, created: bool, options: dict[str, Any],  # noqa: FBT001
-    timing: dict[str, Any] | None,
+    timing: dict[str, Any] | None, on_the_way: Sequence[Receipt],
 ) -> None:  # fmt: skip
     if options["receipt"]:
         write_file(options["receipt"], receipt.data)
@@ -167,6 +184,9 @@ def _report(
             "raw_bytes": facts["payload_bytes"], "stored_bytes": facts["stored_bytes"],
             "objects_written": facts["objects_written"], "objects_reused": facts["objects_reused"],
             "receipt": receipt.digest, "prefill": timing,
+            "checkpoints": [
+                {"entry_id": item.subject, "token_count": item.facts["token_count"]} for item in on_the_way
+            ],
         },
         [receipt.subject],
     )  # fmt: skip
