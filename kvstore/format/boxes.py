@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["Box", "Grid", "box_shape", "boxes", "read_box", "write_box"]
+__all__ = ["Box", "Grid", "Shape3", "box_shape", "boxes", "read_box", "write_box"]
 
 Shape3 = tuple[int, int, int]
 
@@ -86,12 +86,18 @@ def boxes(shape: Shape3, limit: int) -> Iterator[Box]:
 
 def read_box(array: np.ndarray[Any, Any], box: Box, out: np.ndarray[Any, Any]) -> None:
     """Copy a box of ``array`` (its own rank, any strides) to ``out`` of the box's shape."""
+    if out.size == array.size:
+        np.copyto(out.reshape(array.shape), array)
+        return
     for part, at in _parts(array, box):
         np.copyto(out[at], part)
 
 
 def write_box(array: np.ndarray[Any, Any], box: Box, source: np.ndarray[Any, Any]) -> None:
     """Copy ``source``, of the box's shape, to a box of ``array`` (its own rank, any strides)."""
+    if source.size == array.size and (array.ndim == 3 or source.flags.c_contiguous):
+        np.copyto(array, source.reshape(array.shape))
+        return
     for part, at in _parts(array, box):
         np.copyto(part, source[at])
 

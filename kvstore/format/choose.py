@@ -7,8 +7,8 @@ tokens do. So the first four tensors of a family are asked whether rows begin al
 only where they do are repeats tried as well, on at most 16,384 elements.
 
 Choosing thus costs at most ten compressions of the smaller sample and twelve of the
-larger one for a family, however many tensors it has. The choice is a function of the
-payload alone.
+larger one for a family, however many tensors it has, and is done once for all segments
+of a cache. The choice is a function of the payloads alone.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from kvstore.format.filters import FILTERS, NONE, Filter, boxed, scratch, split_
 from kvstore.format.tensors import Payload
 from kvstore.format.zstd import Coding, compress_planes
 
-__all__ = ["RAW", "Plan", "choose_plans"]
+__all__ = ["RAW", "Choice", "Plan"]
 
 Array = np.ndarray[Any, Any]
 
@@ -55,23 +55,58 @@ class Plan:
 RAW: Final = Plan(NONE, ("raw",))
 
 
-def choose_plans(payload: Payload) -> list[Plan]:
-    """A plan for each tensor of ``payload``, in its order."""
-    families: dict[tuple[str, tuple[int, ...], str], list[int]] = {}
+Family = tuple[str, tuple[int, ...], str]
+
+
+class Choice:
+    """Remembers what was chosen, for payloads that are alike: the segments of one cache.
+
+    What is remembered is a family's plan, and that of a tensor whose rows repeat, whatever the number of rows. Whether
+    rows repeat is asked of every payload. Not for two threads at once, and what was chosen first holds: whoever wants
+    the same bytes each time shows the payloads in order.
+    """
+
+    def __init__(self) -> None:
+        """Start with nothing chosen."""
+        self._known: dict[Family, Plan] = {}
+        self._repeating: dict[Family, Plan] = {}
+
+    def plans(self, payload: Payload) -> list[Plan]:
+        """A plan for each tensor of ``payload``, in its order."""
+        plans = [RAW] * len(payload.specs)
+        for family, members in _families(payload).items():
+            common = self._known.get(_remembered(family))
+            if common is None:
+                sampled = sorted({members[len(members) * quarter // 4] for quarter in (1, 3)})
+                common = _choose(family[0], [payload.arrays[at] for at in sampled])
+                self._known[_remembered(family)] = common
+            for at in members:
+                plans[at] = common
+            for at in members[:_PROBED]:
+                if _rows_repeat(payload.arrays[at]):
+                    plans[at] = self._repeats((*family[:2], payload.specs[at].name), payload.arrays[at], common)
+        return plans
+
+    def _repeats(self, tensor: Family, array: Array, common: Plan) -> Plan:
+        plan = self._repeating.get(_remembered(tensor))
+        if plan is None:
+            plan = self._repeating[_remembered(tensor)] = _choose_repeats(array, common)
+        return plan
+
+
+def _families(payload: Payload) -> dict[Family, list[int]]:
+    """The places of tensors that hold something, by family."""
+    families: dict[Family, list[int]] = {}
     for at, spec in enumerate(payload.specs):
-        families.setdefault((spec.dtype, spec.shape, _DIGITS.sub("", spec.name)), []).append(at)
-    plans = [RAW] * len(payload.specs)
-    for (dtype, _, _), members in families.items():
-        if payload.specs[members[0]].nbytes == 0:
-            continue
-        sampled = sorted({members[len(members) * quarter // 4] for quarter in (1, 3)})
-        common = _choose(dtype, [payload.arrays[at] for at in sampled])
-        for at in members:
-            plans[at] = common
-        for at in members[:_PROBED]:
-            if _rows_repeat(payload.arrays[at]):
-                plans[at] = _choose_repeats(payload.arrays[at], common)
-    return plans
+        if spec.nbytes:
+            families.setdefault((spec.dtype, spec.shape, _DIGITS.sub("", spec.name)), []).append(at)
+    return families
+
+
+def _remembered(family: Family) -> Family:
+    """The family without its number of rows: the last segment of a cache is shorter than the others."""
+    dtype, shape, name = family
+    return dtype, (*shape[:-2], *shape[-1:]), name
 
 
 def _choose(dtype: str, arrays: list[Array]) -> Plan:

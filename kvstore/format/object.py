@@ -6,12 +6,13 @@ what happens to a chunk, ``choose`` which filter a tensor gets. Codec and filter
 change a payload's identity.
 """
 
+from kvstore.format.choose import Choice, Plan
 from kvstore.format.object_header import MEDIA_TYPE, Codec, ObjectHeader
 from kvstore.format.object_layout import Batch, Group, Layout
 from kvstore.format.object_read import ObjectReader, parse_object
-from kvstore.format.object_write import EncodedObject, encode_object
+from kvstore.format.object_write import EncodedObject, ObjectParts, encode_object
 
 __all__ = [
-    "MEDIA_TYPE", "Batch", "Codec", "EncodedObject", "Group", "Layout", "ObjectHeader", "ObjectReader", "encode_object",
-    "parse_object",
+    "MEDIA_TYPE", "Batch", "Choice", "Codec", "EncodedObject", "Group", "Layout", "ObjectHeader", "ObjectParts",
+    "ObjectReader", "Plan", "encode_object", "parse_object",
 ]  # fmt: skip

@@ -11,13 +11,15 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, Final, TypeAlias
 
 import numpy as np
 
 from kvstore.errors import fail
-from kvstore.format.boxes import box_shape, boxes, read_box
+from kvstore.format.boxes import Box, box_shape, boxes, read_box
 from kvstore.format.digest import Digest
+from kvstore.format.filters import scratch
 from kvstore.format.tensor_header import (
     DTYPE_SIZES,
     PlacedTensor,
@@ -32,19 +34,33 @@ from kvstore.format.tensor_header import (
 from kvstore.limits import MAX_CHUNK_BYTES
 
 __all__ = [
-    "DTYPE_SIZES", "Payload", "PlacedTensor", "TensorSpec", "UintArray", "canonical_order", "encode_tensor_header",
-    "parse_dtype", "parse_tensor_header", "payload_from_bytes", "payload_size", "uint_dtype",
+    "DTYPE_SIZES", "Payload", "PlacedTensor", "Seal", "TensorSpec", "UintArray", "canonical_order",
+    "encode_tensor_header", "parse_dtype", "parse_tensor_header", "payload_from_bytes", "payload_size", "uint_dtype",
 ]  # fmt: skip
 
 UintArray: TypeAlias = "np.ndarray[Any, np.dtype[np.unsignedinteger[Any]]]"
 _UINTS: Final = {size: np.dtype(f"<u{size}") for size in (1, 2, 4, 8)}
 _DIRECT_BYTES: Final = 256 * 1024
 """Contiguous tensors of at least this size are hashed in place; smaller ones are gathered, to spare calls."""
+_CACHED_TENSORS: Final = 1024
 
 
 def uint_dtype(dtype: str) -> np.dtype[Any]:
     """The little-endian unsigned numpy dtype that carries a safetensors dtype's bits."""
     return _UINTS[DTYPE_SIZES[dtype]]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Seal:
+    """What a payload was when it was hashed; see :mod:`kvstore.format.seal`.
+
+    Attributes:
+        digest: Its digest.
+        sums: Sums over its data, box after box.
+    """
+
+    digest: Digest
+    sums: np.ndarray[Any, np.dtype[np.uint64]]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -55,11 +71,13 @@ class Payload:
         specs: The tensors, in canonical order.
         arrays: For each spec its data: unsigned integers of the dtype's width, of the spec's shape, possibly strided.
         header: The canonical tensor header.
+        seal: What the data was when it was hashed, if anybody has; whoever encodes it checks that it still is.
     """
 
     specs: tuple[TensorSpec, ...]
     arrays: tuple[UintArray, ...]
     header: bytes
+    seal: Seal | None = None
 
     @classmethod
     def make(cls, tensors: Mapping[str, tuple[str, UintArray]]) -> Payload:
@@ -70,13 +88,14 @@ class Payload:
             UnsupportedError: DTYPE_UNSUPPORTED.
             UsageError: USAGE, where an array's elements are not unsigned integers of the dtype's width.
         """
-        specs = canonical_specs(tensors)
+        found = tuple((name, dtype, array.shape) for name, (dtype, array) in tensors.items())
+        specs, header = (_described if len(found) <= _CACHED_TENSORS else _describe)(found)
         arrays = tuple(tensors[spec.name][1] for spec in specs)
         for spec, array in zip(specs, arrays, strict=True):
             wanted = uint_dtype(spec.dtype)
             if array.dtype != wanted:
                 raise fail("USAGE", f"the array of tensor {spec.name!r}", expected=str(wanted), found=str(array.dtype))
-        return cls(specs, arrays, encode_tensor_header(specs))
+        return cls(specs, arrays, header)
 
     @property
     def size(self) -> int:
@@ -86,43 +105,71 @@ class Payload:
     def digest(self) -> Digest:
         """SHA-256 of the payload's canonical bytes."""
         hasher = hashlib.sha256(self.header)
-        for piece in self._pieces():
-            hasher.update(piece)
+        for rows in self.runs():
+            hasher.update(rows.reshape(-1).data)
         return Digest(f"sha256:{hasher.hexdigest()}")
 
     def to_bytes(self) -> bytes:
         """The whole payload in memory."""
         result = bytearray(self.header)
-        for piece in self._pieces():
-            result += piece
+        for rows in self.runs():
+            result += rows.reshape(-1).data
         return bytes(result)
 
-    def _pieces(self) -> Iterator[memoryview]:
-        """The data in order. A piece is valid until the next one is asked for."""
-        scratch = np.empty(MAX_CHUNK_BYTES, np.uint8)
-        used = 0
+    def runs(self) -> Iterator[np.ndarray[Any, np.dtype[np.uint8]]]:
+        """The data in order: neighbouring boxes of one size, ``[boxes, bytes of a box]``, at most 1 MiB together.
+
+        A run lies in this thread's scratch and is valid until the next one is asked for.
+        """
+        gathered = scratch("runs", (MAX_CHUNK_BYTES,), np.uint8)
+        used = width = 0
         for array in self.arrays:
-            if array.flags.c_contiguous and array.nbytes >= _DIRECT_BYTES:
-                yield scratch[:used].data
-                used = 0
-                yield array.reshape(-1).view(np.uint8).data
-                continue
-            for box in boxes(box_shape(array.shape), MAX_CHUNK_BYTES // array.itemsize):
-                nbytes = box.size * array.itemsize
-                # Widths only fall in canonical order, so the view below is always aligned.
-                if used + nbytes > len(scratch):
-                    yield scratch[:used].data
+            direct = array.flags.c_contiguous and array.nbytes >= _DIRECT_BYTES
+            for box, nbytes in _cut(array):
+                if used and (direct or nbytes != width or used + nbytes > MAX_CHUNK_BYTES):
+                    yield gathered[:used].reshape(-1, width)
                     used = 0
-                read_box(array, box, scratch[used : used + nbytes].view(array.dtype).reshape(box.shape))
+                if direct:
+                    begin = array.itemsize * (0 if box is None else _first(array.shape, box))
+                    yield array.reshape(-1).view(np.uint8)[begin : begin + nbytes].reshape(1, -1)
+                    continue
+                # A run holds boxes of one size only, so each begins at a multiple of its width.
+                room, width = gathered[used : used + nbytes].view(array.dtype), nbytes
+                if box is None:
+                    np.copyto(room.reshape(array.shape), array)
+                else:
+                    read_box(array, box, room.reshape(box.shape))
                 used += nbytes
-        yield scratch[:used].data
+        if used:
+            yield gathered[:used].reshape(-1, width)
 
 
-def canonical_specs(tensors: Mapping[str, tuple[str, UintArray]]) -> tuple[TensorSpec, ...]:
-    """The specs of named arrays, checked and in canonical order. Raises as :meth:`Payload.make`."""
-    specs = tuple(TensorSpec(name, dtype, tuple(array.shape)) for name, (dtype, array) in tensors.items())
+def _cut(array: UintArray) -> Iterator[tuple[Box | None, int]]:
+    """The boxes of an array with their bytes; None for one box that is the whole."""
+    if 0 < array.nbytes <= MAX_CHUNK_BYTES:
+        yield None, array.nbytes
+        return
+    for box in boxes(box_shape(array.shape), MAX_CHUNK_BYTES // array.itemsize):
+        yield box, box.size * array.itemsize
+
+
+def _first(shape: tuple[int, ...], box: Box) -> int:
+    """Number of the box's first element in C order."""
+    _, rows, cols = box_shape(shape)
+    outer, row, col = box.start
+    return (outer * rows + row) * cols + col
+
+
+def _describe(tensors: tuple[tuple[str, str, tuple[int, ...]], ...]) -> tuple[tuple[TensorSpec, ...], bytes]:
+    """Specs in canonical order and their header."""
+    specs = tuple(TensorSpec(*tensor) for tensor in tensors)
     check_specs(specs)
-    return canonical_order(specs)
+    ordered = canonical_order(specs)
+    return ordered, encode_tensor_header(ordered)
+
+
+# The segments of a cache have the same tensors, but for the last one.
+_described = lru_cache(maxsize=64)(_describe)
 
 
 def payload_from_bytes(data: bytes | bytearray | memoryview) -> Payload:

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, Final, Protocol
 
 from kvstore.format.digest import Digest, digest_hex
-from kvstore.format.object import EncodedObject
+from kvstore.format.object import ObjectParts
 from kvstore.store.fs import (
     make_dir,
     os_error,
@@ -83,8 +83,8 @@ class Staged:
 class ObjectBackend(Protocol):
     """Where objects lie. Methods raise typed errors only."""
 
-    def stage(self, session: Session, name: ObjectName, encoded: EncodedObject) -> Staged:
-        """Write an object without making it visible; may be called from several threads.
+    def stage(self, session: Session, payload: Digest, parts: ObjectParts) -> Staged:
+        """Write an object as it is made, without making it visible; may be called from several threads.
 
         It is durable after ``session.sync()``.
         """
@@ -144,11 +144,13 @@ class LocalObjects:
         self._quarantine = quarantine
         self._full = full
 
-    def stage(self, session: Session, name: ObjectName, encoded: EncodedObject) -> Staged:
+    def stage(self, session: Session, payload: Digest, parts: ObjectParts) -> Staged:
         """Write a temporary file; the folder for it is made now, while no lock is held."""
         with os_errors("writing an object", writing=True):
+            path = session.write(parts)
+            name = ObjectName(payload, parts.stored_digest)
             make_dir(self._path(name).parent)
-            return Staged(name, encoded.size, session.write(encoded.parts))
+            return Staged(name, parts.size, path)
 
     def publish(self, staged: Staged) -> None:
         """Move the file to its name."""

@@ -11,14 +11,16 @@ from __future__ import annotations
 import os
 import threading
 from collections import deque
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Callable, Collection, Generator, Iterable
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import closing
 from typing import TypeVar
 
 from kvstore.errors import fail
 
-__all__ = ["Stop", "map_parallel", "run_parallel", "wait_parallel", "worker_count"]
+__all__ = [
+    "Stop", "map_parallel", "run_parallel", "start_waiting", "wait_for", "wait_parallel", "worker_count",
+]  # fmt: skip
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -109,7 +111,16 @@ def wait_parallel(function: Callable[[T], object], items: Iterable[T]) -> None:
         for item in todo:
             function(item)
         return
-    futures = [_pool("waiting", _WAITERS).submit(function, item) for item in todo]
+    wait_for([start_waiting(function, item) for item in todo])
+
+
+def start_waiting(function: Callable[[T], object], item: T) -> Future[object]:
+    """Begin a piece of such work; give what comes back to :func:`wait_for`."""
+    return _pool("waiting", _WAITERS).submit(function, item)
+
+
+def wait_for(futures: Collection[Future[object]]) -> None:
+    """Wait until all are done, then raise the first error."""
     wait(futures)
     for future in futures:
         future.result()

@@ -14,7 +14,7 @@ early, a signal included, leaves no temporary file and no visible half of an ent
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass
 from typing import Final, TypeAlias
@@ -23,14 +23,15 @@ from kvstore.errors import NotFoundError, fail
 from kvstore.format.digest import Digest
 from kvstore.format.groups import PayloadRef
 from kvstore.format.manifest import check_prefix, parse_manifest, token_spec
-from kvstore.format.object import encode_object
+from kvstore.format.object import Choice, ObjectParts, Plan
 from kvstore.format.receipt import Receipt
+from kvstore.format.seal import changed
 from kvstore.format.tensors import Payload
 from kvstore.store.clock import now_micros
 from kvstore.store.commit import commit, survey
 from kvstore.store.entries import annotate_entry, label_entry
 from kvstore.store.naming import parse_label
-from kvstore.store.objects import ObjectName, Staged
+from kvstore.store.objects import Staged
 from kvstore.store.opening import Opened
 from kvstore.store.parallel import Stop, map_parallel
 from kvstore.store.put import Put
@@ -137,12 +138,18 @@ def _stage(
     """Encode and write payloads in the pool; the source is asked on this thread, as room appears."""
     total, done = sum(ref.size for ref in wanted), 0
     token_ref = put.manifest.prefix.token_ids
-    pieces = ((ref, tokens if ref == token_ref else source(ref)) for ref in wanted)
+    choice = Choice()
 
-    def work(piece: tuple[PayloadRef, Payload]) -> Staged:
+    def pieces() -> Iterator[tuple[PayloadRef, Payload, Sequence[Plan] | None]]:
+        for ref in wanted:
+            payload = tokens if ref == token_ref else source(ref)
+            # Chosen here, in order: in the pool whoever is first would choose for all.
+            yield ref, payload, choice.plans(payload) if put.codec == "small" else None
+
+    def work(piece: tuple[PayloadRef, Payload, Sequence[Plan] | None]) -> Staged:
         return _encode(opened, session, put, *piece, stop)
 
-    with closing(map_parallel(work, pieces, stop=stop)) as results:
+    with closing(map_parallel(work, pieces(), stop=stop)) as results:
         for ref, staged in zip(wanted, results, strict=True):
             done += ref.size
             if progress is not None:
@@ -150,16 +157,16 @@ def _stage(
             yield staged
 
 
-def _encode(opened: Opened, session: Session, put: Put, ref: PayloadRef, payload: Payload, stop: Stop) -> Staged:
-    found = payload.digest()
+def _encode(
+    opened: Opened, session: Session, put: Put, ref: PayloadRef, payload: Payload, plans: Sequence[Plan] | None,
+    stop: Stop,
+) -> Staged:  # fmt: skip
+    found = payload.digest() if payload.seal is None else payload.seal.digest
     if found != ref.digest:
-        raise fail(
-            "PAYLOAD_DIGEST_MISMATCH", "the digest of a payload to be put", expected=ref.digest, found=found,
-            fix="Capture the cache again: its arrays have changed since.",
-        )  # fmt: skip
+        raise changed(ref.digest, found)
     stop.checkpoint()
-    encoded = encode_object(
-        payload, digest=ref.digest, namespace=put.manifest.namespace, codec=put.codec, checkpoint=stop.checkpoint
-    )
-    return opened.objects.stage(session, ObjectName(ref.digest, encoded.stored_digest), encoded)
-
+    parts = ObjectParts(
+        payload, digest=ref.digest, namespace=put.manifest.namespace, codec=put.codec, plans=plans,
+        checkpoint=stop.checkpoint,
+    )  # fmt: skip
+    return opened.objects.stage(session, ref.digest, parts)

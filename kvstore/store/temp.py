@@ -14,16 +14,20 @@ import shutil
 import sys
 import time
 from collections.abc import Iterable
+from concurrent.futures import Future, wait
+from functools import partial
 from pathlib import Path
 from typing import Final, Self
 
 from kvstore.format.digest import Readable
-from kvstore.store.fs import DIR_MODE, sync_paths, write_file
+from kvstore.store.fs import DIR_MODE, sync_path, sync_paths, write_file
+from kvstore.store.parallel import start_waiting, wait_for
 
 __all__ = ["Session", "boot_id", "garbage_sessions", "sweep_sessions"]
 
 _YOUNG: Final = 60.0
 """Seconds for which a session of a living process is left alone: its owner may be about to lock it."""
+_LARGE: Final = 256 * 1024
 _OLD: Final = 86400.0
 """Seconds after which a session is garbage on a file system without locks."""
 
@@ -35,6 +39,7 @@ class Session:
         """Make and lock the directory below ``tmp``; raises OSError."""
         self._full = full
         self._unsynced: list[Path] = []
+        self._flushing: list[Future[object]] = []
         self._lock = -1
         while self._lock < 0:
             self.path = tmp / f"{boot_id()}-{os.getpid()}-{secrets.token_hex(8)}"
@@ -46,19 +51,27 @@ class Session:
         return self.path / secrets.token_hex(8)
 
     def write(self, parts: Iterable[Readable]) -> Path:
-        """Write a file; :meth:`sync` makes it ready to be published. Raises OSError."""
+        """Write a file, part by part as they are made; :meth:`sync` makes it ready to be published. Raises OSError.
+
+        The flush of a large file begins at once: the device works while the next file is made.
+        """
         path = self.name()
-        write_file(path, parts, sync=False)
-        self._unsynced.append(path)
+        if write_file(path, parts, sync=False) >= _LARGE:
+            self._flushing.append(start_waiting(partial(sync_path, full=self._full), path))
+        else:
+            self._unsynced.append(path)
         return path
 
     def sync(self) -> None:
         """Flush every file that was written since the last time; raises OSError."""
         paths, self._unsynced = self._unsynced, []
+        flushing, self._flushing = self._flushing, []
         sync_paths(paths, full=self._full)
+        wait_for(flushing)
 
     def close(self) -> None:
         """Remove the directory with whatever is left in it."""
+        wait(self._flushing)
         try:
             shutil.rmtree(self.path, ignore_errors=True)
         except BaseException:

@@ -1,0 +1,1 @@
+"""Measurements: one command, ``python -m bench``, prints every figure that the project claims."""

@@ -1,0 +1,145 @@
+"""Measured work, each piece in a fresh process: ``python -m bench.child TASK JSON`` prints one JSON document.
+
+What a task prepares is not timed. Memory is the highest resident size while the task ran, beyond what it was just
+before; on Linux the kernel's own mark is reset for that, so that what the preparation needed does not count.
+"""
+
+from __future__ import annotations
+
+import json
+import resource
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final
+
+from bench import r1
+from bench.cases import Case, case
+
+__all__ = ["TASKS", "run_task"]
+
+_CLEAR_REFS: Final = Path("/proc/self/clear_refs")
+_STATUS: Final = Path("/proc/self/status")
+
+
+def run_task(name: str, **arguments: Any) -> dict[str, Any]:
+    """Run a task in a fresh process; its document."""
+    command = [sys.executable, "-m", "bench.child", name, json.dumps(arguments)]
+    done = subprocess.run(command, stdout=subprocess.PIPE, check=False, cwd=Path(__file__).parents[1])
+    if done.returncode:
+        raise SystemExit(f"the task {name} {arguments} failed")
+    return dict(json.loads(done.stdout))
+
+
+class Meter:
+    """Seconds and memory of a piece of work."""
+
+    def __enter__(self) -> Meter:
+        if _CLEAR_REFS.exists():
+            _CLEAR_REFS.write_text("5")
+        self._before = _resident("VmRSS")
+        self._began = time.perf_counter()
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.seconds = time.perf_counter() - self._began
+        self.peak_bytes = _resident("VmHWM") - self._before
+
+    def facts(self, **more: Any) -> dict[str, Any]:
+        """What was measured, and more."""
+        return {"seconds": self.seconds, "peak_bytes": self.peak_bytes, **more}
+
+
+def _resident(field: str) -> int:
+    if not _STATUS.exists():
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    line = next(line for line in _STATUS.read_text().splitlines() if line.startswith(field))
+    return int(line.split()[1]) * 1024
+
+
+def r1_save(found: Case, path: str) -> dict[str, Any]:
+    """R1's save: no digest, no flush."""
+    arrays = found.arrays(found.cache())
+    facts = {"layers": [{"layer": name, "shape": list(a.shape)} for name, a in arrays.items()]}
+    raw = sum(a.nbytes for a in arrays.values())
+    with Meter() as meter:
+        size = r1.save(Path(path), arrays, facts)
+    return meter.facts(raw_bytes=raw, stored_bytes=size)
+
+
+def r1_load(found: Case, path: str) -> dict[str, Any]:
+    """R1's load."""
+    import mlx.core as mx
+
+    mx.eval(mx.zeros(8))
+    with Meter() as meter:
+        arrays = r1.load(Path(path))
+    return meter.facts(raw_bytes=sum(a.nbytes for a in arrays.values()))
+
+
+def raw_save(found: Case, path: str) -> dict[str, Any]:
+    """The same arrays as a plain safetensors file."""
+    import mlx.core as mx
+
+    arrays = found.arrays(found.cache())
+    with Meter() as meter:
+        mx.save_safetensors(path, arrays)
+    return meter.facts()
+
+
+def raw_load(found: Case, path: str) -> dict[str, Any]:
+    """``mx.load`` and evaluation."""
+    import mlx.core as mx
+
+    mx.eval(mx.zeros(8))
+    with Meter() as meter:
+        arrays: Any = mx.load(path)
+        mx.eval(list(arrays.values()))
+    return meter.facts()
+
+
+def put(found: Case, store: str, codec: Any) -> dict[str, Any]:
+    """Put through the whole store: digests, objects, manifest, receipt, index, flushes."""
+    import kvstore
+
+    cache, ids = found.cache(), found.ids()
+    identity = kvstore.ModelIdentity.from_path(found.model)
+    with kvstore.Store.open(store) as opened:
+        opened.match(ids, model=identity, options=found.options())
+        with Meter() as meter:
+            receipt = opened.put(cache, token_ids=ids, model=identity, codec=codec)
+    facts = receipt.facts
+    return meter.facts(raw_bytes=facts["payload_bytes"], stored_bytes=facts["stored_bytes"])
+
+
+def load(found: Case, store: str, verification: Any = "auto") -> dict[str, Any]:
+    """Load through the whole store: manifest, index, verification, objects, live caches; the store is open."""
+    import kvstore
+    from kvstore.runtime.lazy import open_model
+
+    bound, ids = open_model(found.model), found.ids()
+    began = time.perf_counter()
+    with kvstore.Store.open(store) as opened:
+        open_seconds = time.perf_counter() - began
+        hit = opened.match([*ids, 0], model=bound, options=found.options())
+        began = time.perf_counter()
+        hit = opened.match([*ids, 0], model=bound, options=found.options())
+        match_seconds = time.perf_counter() - began
+        with Meter() as meter:
+            restored = opened.load(hit, into=bound, verification=verification)
+    if restored.token_count != found.tokens:
+        raise SystemExit("the load restored another number of tokens")
+    arrays = sum(layer.nbytes for layer in restored.cache)
+    return meter.facts(open_seconds=open_seconds, match_seconds=match_seconds, array_bytes=arrays)
+
+
+TASKS: Final[dict[str, Callable[..., dict[str, Any]]]] = {
+    "r1_save": r1_save, "r1_load": r1_load, "raw_save": raw_save, "raw_load": raw_load, "put": put, "load": load,
+}  # fmt: skip
+
+if __name__ == "__main__":
+    arguments = json.loads(sys.argv[2])
+    result = TASKS[sys.argv[1]](case(arguments.pop("case")), **arguments)
+    print(json.dumps(result))
