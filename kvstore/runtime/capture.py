@@ -99,7 +99,9 @@ def capture(
             method=method,
         )
     )
-    makers = {ref: partial(_make, job, sealed) for job, (ref, _, sealed) in zip(jobs, marked, strict=True)}
+    makers: dict[PayloadRef, Callable[[], Payload]] = {
+        ref: partial(_make, job, sealed) for job, (ref, _, sealed) in zip(jobs, marked, strict=True)
+    }
     makers[token_ref] = lambda: tokens
     known = None if base is None else Base.of(manifest, {ref: mark for ref, mark, _ in marked if mark is not None})
     return Captured(manifest, ids, lambda ref: makers[ref](), known)
