@@ -130,8 +130,15 @@ class _Server:
         except queue.Empty:
             raise NoAnswerError(f"no answer within {timeout:g} seconds") from None
         if not line:
-            raise NoAnswerError(f"the process ended with exit code {self._process.wait()}")
+            raise NoAnswerError(f"the process has ended its output, {self._ending()}")
         return _object(line)
+
+    def _ending(self) -> str:
+        """How it ended, if it did: it may have closed its output and live on."""
+        try:
+            return f"exit code {self._process.wait(timeout=1)}"
+        except subprocess.TimeoutExpired:
+            return "but not itself"
 
     def close(self) -> None:
         _kill(self._process)

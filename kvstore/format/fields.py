@@ -14,7 +14,7 @@ from kvstore.errors import fail
 from kvstore.format.digest import Digest, parse_digest
 from kvstore.limits import MAX_EXACT_INT, MAX_NAME_CHARS
 
-__all__ = ["NAME", "Fields"]
+__all__ = ["NAME", "Fields", "expect_object"]
 
 T = TypeVar("T")
 
