@@ -12,10 +12,12 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import mlx.core as mx
+import numpy as np
 
 from kvstore.errors import fail
 from kvstore.format.layers import LayerRecord, leaves
 from kvstore.format.prefix import TokenIds, as_token_ids
+from kvstore.limits import MAX_TOKEN_ID
 from kvstore.runtime.binding import BoundModel
 from kvstore.runtime.kinds import describe
 from kvstore.runtime.probe import CacheOptions, make_cache, quantize_cache
@@ -58,7 +60,7 @@ def prefill(
         progress: Called with tokens done and tokens in all.
 
     Raises:
-        InvalidError: CACHE_EMPTY where there are no ids; TOKEN_ID_RANGE.
+        InvalidError: CACHE_EMPTY where there are no ids; TOKEN_ID_RANGE, also for an id that the model does not have.
         UsageError: USAGE where the model cannot have its caches quantized, or for a checkpoint without the other half.
     """
     if (checkpoint_every is None) != (checkpoint is None) or (checkpoint_every is not None and checkpoint_every < 1):
@@ -67,6 +69,7 @@ def prefill(
     if ids.size == 0:
         raise fail("CACHE_EMPTY", "there are no token ids", fix="Give a prompt of at least one token.")
     module: Any = model.model if isinstance(model, BoundModel) else model
+    _require_embedded(module, ids)
     wanted = options or CacheOptions()
     cache = make_cache(module, replace(wanted, kv_bits=None))
     width, done, total = step or default_step(), 0, int(ids.size)
@@ -95,6 +98,20 @@ def prefill(
 def default_step() -> int:
     """Tokens for each evaluation: as mlx_lm does on a GPU, few on a CPU so that progress is seen."""
     return _GPU_STEP if mx.default_device().type == mx.DeviceType.gpu else _CPU_STEP
+
+
+def _require_embedded(module: Any, ids: TokenIds) -> None:
+    """No id lies beyond the model's largest table: MLX does not check, and reads whatever is there, or crashes."""
+    # By name, for models bring tables of their own; one too many only lets more pass.
+    tables = [part for _, part in module.named_modules() if "Embedding" in type(part).__name__ and "weight" in part]
+    rows = max((int(table["weight"].shape[0]) for table in tables), default=MAX_TOKEN_ID + 1)
+    beyond = np.flatnonzero(ids >= rows).tolist()
+    if beyond:
+        at = beyond[0]
+        raise fail(
+            "TOKEN_ID_RANGE", f"token ids at position {at}: the model has no such token", expected=f"0 to {rows - 1}",
+            found=int(ids[at]), fix="Take the ids from this model's tokenizer.",
+        )  # fmt: skip
 
 
 def _cut_anywhere(layers: Sequence[LayerRecord]) -> bool:

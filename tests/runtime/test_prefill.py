@@ -13,7 +13,8 @@ from kvstore.runtime.kinds import describe
 from kvstore.runtime.prefill import default_step, prefill
 from kvstore.runtime.probe import CacheOptions, make_cache
 from tests.runtime.driving import same_bits
-from tests.runtime.tiny import logits, run, tiny, tokens
+from tests.runtime.model_folders import real_folder
+from tests.runtime.tiny import CONFIGS, logits, run, tiny, tokens
 
 pytestmark = pytest.mark.usefixtures("plain_kernels", "own_cache")
 
@@ -90,6 +91,24 @@ def test_ids_that_are_none_are_refused(models: Path, ids: list[int], code: str) 
     with pytest.raises(KVStoreError) as error:
         prefill(tiny(models, "qwen3"), ids)
     assert error.value.code == code
+
+
+@pytest.mark.parametrize("name", ["qwen3", "mamba2"])
+def test_an_id_that_the_model_has_no_embedding_for_is_refused_before_mlx_reads_past_the_table(
+    models: Path, name: str
+) -> None:
+    model = tiny(models, name)
+    last = model.model.args.vocab_size - 1
+    assert prefill(model, [5, last]).token_ids.tolist()[0] == 5
+    with pytest.raises(KVStoreError, match=f"position 1: .* expected '0 to {last}', found {last + 1}") as error:
+        prefill(model, [5, last + 1])
+    assert error.value.code == "TOKEN_ID_RANGE"
+
+
+def test_a_quantized_table_counts_its_rows(tmp_path: Path) -> None:
+    model = kvstore.load_model(real_folder(tmp_path / "quantized", CONFIGS["llama"], bits=4))
+    with pytest.raises(KVStoreError, match="the model has no such token"):
+        prefill(model, [999_999_999])
 
 
 def test_a_cpu_reads_in_steps_that_one_can_wait_for() -> None:
