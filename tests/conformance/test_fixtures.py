@@ -77,6 +77,17 @@ def test_files_are_those_that_the_index_names() -> None:
     assert there == {path for path in named if path.startswith("cases/")}
 
 
+GOLDEN = {
+    "v1.0": "sha256:4b38ac939a9e161743fa79a2f3beb4249d69f8f71b01eb9273de0bad06de5def",
+}
+"""What each released version wrote, by its list; a new version adds a line, and no line ever changes."""
+
+
+def test_what_a_release_wrote_is_never_changed() -> None:
+    lists = {path.parent.name: sha256_digest(path.read_bytes()) for path in (FIXTURES / "golden").glob("*/entries.json")}
+    assert lists == GOLDEN
+
+
 def test_every_context_is_used_and_can_be_read() -> None:
     there = {path.relative_to(FIXTURES).as_posix() for path in (FIXTURES / "contexts").iterdir()}
     assert there == {case.context for case in INDEX.cases if case.context and case.context.startswith("contexts/")}
