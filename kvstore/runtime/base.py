@@ -13,9 +13,9 @@ from __future__ import annotations
 import secrets
 import threading
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 import xxhash
@@ -42,18 +42,19 @@ def fingerprint(payload: Payload) -> bytes:
     """16 bytes over the payload's canonical bytes; equal ones mean an equal payload, within this process."""
     hasher = xxhash.xxh3_128(payload.header, seed=_SEED)
     for array in payload.arrays:
-        for piece in _pieces(array):
-            hasher.update(piece.data)
+        _feed(hasher.update, array)
     return hasher.digest()
 
 
-def _pieces(array: UintArray) -> Iterator[UintArray]:
-    """The array's elements in order, where they lie together in memory: to gather them costs more than to hash them."""
-    if not array.flags.c_contiguous and array.nbytes > _GATHERED_BYTES:
+def _feed(update: Callable[[Any], object], array: UintArray) -> None:
+    """Give the elements in order, in pieces that lie together in memory: gathering costs more than hashing does."""
+    if array.flags.c_contiguous:
+        update(array)
+    elif array.nbytes > _GATHERED_BYTES:
         for part in array:
-            yield from _pieces(part)
+            _feed(update, part)
     else:
-        yield np.ascontiguousarray(array)
+        update(np.ascontiguousarray(array))
 
 
 def place_of(paths: Sequence[str], segment: Segment, *, keep: int) -> Place:
