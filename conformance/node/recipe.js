@@ -1,0 +1,171 @@
+// The writer: from a recipe to a bundle: SPEC sections 8, 9, 10 and 16.4; the recipe is defined by the fixtures' README.
+
+import { mkdirSync, writeFileSync } from 'node:fs';
+import { join } from 'node:path';
+import { Refusal, refuse, recode } from './errors.js';
+import { canonicalBytes, isObject } from './json.js';
+import { digestOf, modelDigest, named, sha256 } from './digest.js';
+import { encodeTokenIds, prefixDigest } from './prefix.js';
+import { MAX_PAYLOAD, object } from './check.js';
+import { byteLength, isSparse, isWritten, leaves } from './layers.js';
+import { deriveGroups, segmentTensors, segments } from './groups.js';
+import { encodePayload, takeRows } from './tensors.js';
+import { MANIFEST_TYPE, MAX_MANIFEST, checkFields } from './manifest.js';
+import { checkRules } from './rules.js';
+import { encodeObject } from './object_write.js';
+import { BUNDLE_TYPE } from './bundle.js';
+
+const NO_DIGEST = `sha256:${'0'.repeat(64)}`;
+
+/** Make the entry and write it into the folder; its id comes back. */
+export function writeRecipe(recipe, folder) {
+  object(recipe, 'recipe');
+  if (!Array.isArray(recipe.token_ids)) refuse('FIELD_TYPE', 'token_ids is no array');
+  const tokenIds = encodeTokenIds(recipe.token_ids);
+  const manifest = draft(recipe, tokenIds.length / 4);
+  checkCapture(manifest);
+  const { model, namespace, prefix, layers } = manifest;
+  prefix.digest = prefixDigest(modelDigest(model), namespace, tokenIds, prefix.media);
+
+  const objects = new Map();
+  const put = (tensors, content) => {
+    const parts = encodePayload(tensors, content);
+    const size = parts.reduce((sum, part) => sum + part.length, 0);
+    const reference = { digest: digestOf(...parts), size };
+    if (!objects.has(reference.digest)) {
+      objects.set(reference.digest, encodeObject(tensors, content, reference, namespace));
+    }
+    return reference;
+  };
+  const data = tensorBytes(recipe.layers);
+  manifest.groups = deriveGroups(layers).map((group) => ({
+    keep: group.keep,
+    layers: group.layers,
+    payloads: [...segments(group)].map((segment) => putSegment(group, segment, data, put)),
+    rows: group.rows,
+    span: group.span,
+    start: group.start,
+  }));
+  prefix.token_ids = put([{ name: 'token_ids', dtype: 'U32', shape: [prefix.token_count] }], () => tokenIds);
+
+  const bytes = canonicalBytes(manifest);
+  if (bytes.length > MAX_MANIFEST) refuse('DOC_TOO_LARGE', 'manifest');
+  checkRules(manifest);
+  return writeBundle(folder, bytes, objects);
+}
+
+/** The manifest without what is computed: it passes step 3, so all that follows can rely on its fields. */
+function draft(recipe, tokenCount) {
+  if (tokenCount === 0) refuse('CACHE_EMPTY', 'no token ids');
+  const { method } = recipe;
+  const manifest = {
+    continuation: recipe.continuation,
+    features: [],
+    groups: [],
+    layers: Array.isArray(recipe.layers) ? recipe.layers.map(plainLayer) : recipe.layers,
+    media_type: MANIFEST_TYPE,
+    method: isObject(method)
+      ? { ...method, config_digest: digestOf(Buffer.from(String(method.config), 'utf8')) } : method,
+    model: recipe.model,
+    namespace: recipe.namespace,
+    prefix: {
+      digest: NO_DIGEST, media: recipe.media, token_count: tokenCount, token_ids: { digest: NO_DIGEST, size: 8 },
+    },
+    profile: 'generic/1',
+    tokenizer: recipe.tokenizer,
+  };
+  recode((code) => (code === 'KIND_UNSUPPORTED' ? 'CACHE_CLASS_UNKNOWN' : code), () => checkFields(manifest));
+  return manifest;
+}
+
+/** A layer record without the bytes of its tensors. */
+function plainLayer(layer) {
+  if (!isObject(layer)) return layer;
+  if (Array.isArray(layer.children)) return { ...layer, children: layer.children.map(plainLayer) };
+  if (!isObject(layer.tensors)) return layer;
+  const tensors = Object.create(null);
+  for (const [role, tensor] of Object.entries(layer.tensors)) {
+    if (isObject(tensor)) {
+      const { hex, seed, ...rest } = tensor;
+      tensors[role] = rest;
+    } else {
+      tensors[role] = tensor;
+    }
+  }
+  return { ...layer, tensors };
+}
+
+/** What the writer's side alone says; where layers disagree otherwise, the cache is inconsistent. */
+function checkCapture(manifest) {
+  const all = [...leaves(manifest.layers)];
+  if (!all.some(({ layer }) => isWritten(layer))) refuse('CACHE_EMPTY', 'no layer holds anything');
+  for (const { path, layer } of all) {
+    for (const [role, { shape }] of Object.entries(layer.tensors)) {
+      if (role !== 'positions' && shape[0] > 1) refuse('CACHE_BATCHED', `layer ${path}: ${role} has ${shape[0]} sequences`);
+    }
+    if (manifest.method === null && isSparse(layer)) refuse('METHOD_MISSING', `layer ${path} is sparse`);
+  }
+  try {
+    checkRules(manifest);
+  } catch (error) {
+    if (!(error instanceof Refusal)) throw error;
+    // The groups are not there yet, so these say that everything before them is right.
+    if (!['GROUP_INVALID', 'SEGMENTS_INVALID', 'PAYLOAD_SIZE_MISMATCH'].includes(error.code)) {
+      refuse('CACHE_INCONSISTENT', error.message);
+    }
+  }
+}
+
+function putSegment(group, segment, data, put) {
+  const tensors = segmentTensors(group, segment);
+  const sources = new Map(tensors.map((tensor) => [tensor.name, tensor]));
+  return put(tensors, (name) => {
+    const { dtype, whole, axis } = sources.get(name);
+    if (segment === null) return data(name);
+    return takeRows(data(name), { dtype, shape: whole }, axis, segment.from, segment.to);
+  });
+}
+
+/** A function from names to bytes. */
+function tensorBytes(layers) {
+  const found = new Map();
+  for (const { path, layer } of leaves(layers)) {
+    for (const [role, tensor] of Object.entries(layer.tensors)) found.set(`${path}.${role}`, tensor);
+  }
+  const made = new Map();
+  return (name) => {
+    if (!made.has(name)) made.set(name, makeBytes(name, found.get(name)));
+    return made.get(name);
+  };
+}
+
+function makeBytes(name, { dtype, shape, hex, seed }) {
+  const size = byteLength({ dtype, shape });
+  if (size > MAX_PAYLOAD) refuse('CACHE_INCONSISTENT', `${name} is too large`);
+  if (hex !== undefined) {
+    if (typeof hex !== 'string' || hex.length !== 2 * size || !/^[0-9a-f]*$/.test(hex)) {
+      refuse('CACHE_INCONSISTENT', `${name}: hex is not ${size} bytes`);
+    }
+    return Buffer.from(hex, 'hex');
+  }
+  if (typeof seed !== 'string') refuse('CACHE_INCONSISTENT', `${name} has neither hex nor seed`);
+  const bytes = Buffer.alloc(size);
+  const counter = Buffer.alloc(8);
+  for (let at = 0, n = 0n; at < size; at += 32, n += 1n) {
+    counter.writeBigUInt64LE(n);
+    sha256(Buffer.from(seed, 'utf8'), counter).copy(bytes, at);
+  }
+  return bytes;
+}
+
+function writeBundle(folder, manifest, objects) {
+  const entry = digestOf(manifest);
+  mkdirSync(join(folder, 'objects'), { mode: 0o700 });
+  for (const [payload, bytes] of objects) {
+    const stored = named(sha256(bytes));
+    writeFileSync(join(folder, 'objects', `${payload.slice(7)}.${stored.slice(7)}.kvo`), bytes, { mode: 0o600 });
+  }
+  writeFileSync(join(folder, 'manifest.json'), manifest, { mode: 0o600 });
+  writeFileSync(join(folder, 'layout.json'), canonicalBytes({ entry, features: [], media_type: BUNDLE_TYPE }), { mode: 0o600 });
+  return entry;
+}
