@@ -17,7 +17,7 @@ tensors, and a call for each would cost more than the work, above all under two 
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, Final
@@ -124,25 +124,22 @@ def split_planes(words: Array, kind: Filter) -> Array:
     return planes
 
 
-def join_planes(planes: Sequence[Array], dtype: np.dtype[Any], kind: Filter) -> Sequence[Array]:
-    """Undo :func:`split_planes`: decoded planes, chunk by chunk, to each chunk's words.
+def join_planes(planes: Array, dtype: np.dtype[Any], kind: Filter) -> Array:
+    """Undo :func:`split_planes`: bytes ``[chunks, planes, bytes of a plane]`` to words ``[chunks, elements]``.
 
-    Without planes the words are views of what was decoded; otherwise they are this thread's scratch ``"words"``.
+    Without planes the words are a view of what was decoded; otherwise they are this thread's scratch ``"words"``.
     """
     width = dtype.itemsize
     if not kind.planes:
-        return [plane.view(dtype) for plane in planes]
-    size = len(planes[0])
-    words = scratch("words", (len(planes) // width, size), dtype)
-    for chunk, row in enumerate(words):
-        np.copyto(row, planes[chunk * width])
+        return planes[:, 0].view(dtype)
+    words = scratch("words", (len(planes), planes.shape[2]), dtype)
+    np.copyto(words, planes[:, 0])
     for plane in range(1, width):
         np.left_shift(words, 8, out=words)
-        for chunk, row in enumerate(words):
-            np.bitwise_or(row, planes[chunk * width + plane], out=row)
+        np.bitwise_or(words, planes[:, plane], out=words)
     if kind.exponent:
         shifted = scratch("shifted", words.shape, dtype)
         np.left_shift(words, 8 * width - 1, out=shifted)
         np.right_shift(words, 1, out=words)
         np.bitwise_or(words, shifted, out=words)
-    return list(words)
+    return words

@@ -15,8 +15,9 @@ checksums do not cover.
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 from typing import Any, Final, Literal, NoReturn, TypeAlias
 
@@ -57,6 +58,11 @@ _TABLE_MAGIC: Final = b"\x51\x2a\x4d\x18"
 _SKIPPABLE_BYTES: Final = 8
 _DIGEST_BYTES: Final = 32
 _MIN_CHUNK_BYTES: Final = 65536
+_PAYLOAD: Final = re.compile(rb'"payload":\{"digest":"(sha256:[0-9a-f]{64})","size":(0|[1-9][0-9]{0,14})\}\}\Z')
+_REMEMBERED: Final = 64
+_REMEMBERED_BYTES: Final = 65536
+_HEADERS: Final[dict[bytes, ObjectHeader]] = {}
+"""Headers that were read, by their text before the payload; small and few, so that no object can fill memory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,12 +129,38 @@ def parse_header(data: memoryview) -> tuple[ObjectHeader, int]:
     end = _SKIPPABLE_BYTES + length
     if end > len(data):
         raise fail("ZSTD_TRUNCATED", "an object ends within its header", expected=end, found=len(data))
+    text = bytes(data[_SKIPPABLE_BYTES:end])
+    known = _known_header(text)
+    if known is not None:
+        return known, end
     try:
-        return _parse_document(parse_canonical(data[_SKIPPABLE_BYTES:end], length, "object header")), end
+        header = _parse_document(parse_canonical(text, length, "object header"))
+        _remember(text, header)
     except KVStoreError as error:
         if error.phase == "payload" or error.exit_code != 4:
             raise
         raise fail("OBJECT_HEADER_INVALID", error.message, cause=error.code) from None
+    return header, end
+
+
+def _known_header(text: bytes) -> ObjectHeader | None:
+    """The header, if one that differs in the payload's digest alone was read before: as those of a cache's segments.
+
+    The payload is the last of the canonical keys, so all before its digest is compared as bytes.
+    """
+    tail = _PAYLOAD.search(text)
+    known = None if tail is None else _HEADERS.get(text[: tail.start()])
+    if tail is None or known is None or known.size != int(tail[2]):
+        return None
+    return replace(known, digest=Digest(tail[1].decode()))
+
+
+def _remember(text: bytes, header: ObjectHeader) -> None:
+    tail = _PAYLOAD.search(text)
+    if tail is not None and len(text) <= _REMEMBERED_BYTES:
+        if len(_HEADERS) >= _REMEMBERED:
+            _HEADERS.clear()
+        _HEADERS[text[: tail.start()]] = header
 
 
 def _parse_document(value: Any) -> ObjectHeader:

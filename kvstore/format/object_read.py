@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator, Mapping
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -108,11 +107,10 @@ class ObjectReader:
 
     def _words(self, chunk: Batch) -> Any:
         """The chunk's elements as stored; views that last until this thread decodes again."""
-        count = len(chunk.parts) * chunk.group.plane_count
-        bounds = self._ends[chunk.frame : chunk.frame + count + 1].tolist()
-        frames = [self._data[begin:end] for begin, end in pairwise(bounds)]
-        planes = decompress_frames(frames, chunk.nbytes // count)
-        return join_planes(planes, uint_dtype(chunk.group.dtype), chunk.group.filter)
+        count, planes = len(chunk.parts), chunk.group.plane_count
+        begin, end = int(self._ends[chunk.frame]), int(self._ends[chunk.frame + count * planes])
+        decoded = decompress_frames(self._data[begin:end], chunk.nbytes).reshape(count, planes, -1)
+        return join_planes(decoded, uint_dtype(chunk.group.dtype), chunk.group.filter)
 
 
 def parse_object(data: memoryview, *, digest: Digest, size: int, namespace: str = "default") -> ObjectReader:

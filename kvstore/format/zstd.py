@@ -19,6 +19,7 @@ import numpy as np
 import zstandard
 
 from kvstore.errors import KVStoreError, fail
+from kvstore.format.filters import scratch
 from kvstore.limits import MAX_ZSTD_WINDOW
 
 __all__ = ["Coding", "check_frames", "compress_planes", "decompress_frames", "frame_end", "frame_fault"]
@@ -84,22 +85,31 @@ def compress_planes(planes: Array, codings: Sequence[Coding]) -> list[Any]:
     return frames
 
 
-def decompress_frames(frames: Sequence[memoryview], size: int) -> list[Array]:
-    """Decode frames, each of ``size`` bytes of content, and check their checksums.
+def decompress_frames(frames: memoryview, size: int) -> Array:
+    """Decode frames that follow one another, ``size`` bytes of content in all, and check their checksums.
 
-    The frames must have passed :func:`check_frames`, so that nothing beyond their stated sizes is allocated.
+    The frames must have passed :func:`check_frames`, so that each of them is whole and nothing else is there.
+
+    Returns:
+        The bytes, in this thread's scratch ``"decoded"``.
 
     Raises:
         IntegrityError: ZSTD_CORRUPT.
     """
-    sizes = np.full(len(frames), size, np.uint64)
+    # With a byte to spare the decoder cannot stop before the last frame's checksum.
+    room = scratch("decoded", (size + 1,), np.uint8)
     try:
-        made: Any = _CONTEXTS.decompressor.multi_decompress_to_buffer(list(frames), decompressed_sizes=sizes.data)
+        reader = _CONTEXTS.decompressor.stream_reader(frames, read_across_frames=True)
+        count = reader.readinto(room)
     except (zstandard.ZstdError, ValueError) as error:
-        raise fail(
-            "ZSTD_CORRUPT", f"a frame does not decode ({error})", fix="The file is damaged; verify the store."
-        ) from None
-    return [np.frombuffer(made[index], np.uint8) for index in range(len(made))]
+        raise _corrupt(f"a frame does not decode ({error})") from None
+    if count != size:
+        raise _corrupt(f"frames of {size} bytes decode to {count}")
+    return room[:size]
+
+
+def _corrupt(what: str) -> KVStoreError:
+    return fail("ZSTD_CORRUPT", what, fix="The file is damaged; verify the store.")
 
 
 _MAGIC: Final = 0xFD2FB528

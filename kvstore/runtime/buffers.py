@@ -9,9 +9,9 @@ that did would make the first decode step copy the whole array.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
 
 import mlx.core as mx
 import numpy as np
@@ -25,8 +25,11 @@ from kvstore.runtime.kinds import restore as restore_layers
 from kvstore.runtime.kinds_kv import CUT_MARK
 from kvstore.runtime.registry import DTYPES, UINTS
 from kvstore.runtime.rows import Rows
+from kvstore.store.parallel import run_parallel
 
 __all__ = ["Buffers", "Need", "Target", "needs"]
+
+_SHARE_BYTES: Final = 4 * 2**20
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,14 +103,38 @@ class Target:
             rows.write(self._first, self.destinations[name])
 
 
+def _shares(wanted: Sequence[Need]) -> Iterator[list[Need]]:
+    """The arrays in their order, a few MiB at a time."""
+    share: list[Need] = []
+    room = _SHARE_BYTES
+    for need in wanted:
+        share.append(need)
+        room -= need.nbytes
+        if room <= 0:
+            yield share
+            share, room = [], _SHARE_BYTES
+    if share:
+        yield share
+
+
+def _make(share: list[Need]) -> list[tuple[Need, mx.array]]:
+    """Make arrays without meaningful contents, evaluated: a lazy one could not leave the thread.
+
+    MLX writes zeros, and the system hands out the pages of new memory as they are touched, at a gigabyte or two a
+    second: a task for all threads.
+    """
+    make = getattr(mx, "empty", mx.zeros)  # older releases of MLX have no arrays without contents
+    made = [(need, make(need.shape, UINTS[DTYPE_SIZES[need.dtype]])) for need in share]
+    mx.eval([array for _, array in made])
+    return made
+
+
 class Buffers:
     """The arrays of one entry while they are filled. Make and release it on the thread that will use the cache."""
 
     def __init__(self, wanted: Sequence[Need]) -> None:
         """Make the arrays, unfilled."""
-        make = getattr(mx, "empty", mx.zeros)  # older releases of MLX have no arrays without contents
-        arrays: dict[Need, mx.array] = {need: make(need.shape, UINTS[DTYPE_SIZES[need.dtype]]) for need in wanted}
-        mx.eval(list(arrays.values()))
+        arrays = dict(pair for made in run_parallel(_make, list(_shares(wanted))) for pair in made)
         self._arrays = arrays
         self._rows: dict[tuple[str, str], Rows] = {
             (need.path, need.role): Rows(np.array(array, copy=False), need.axis, need.ranges)

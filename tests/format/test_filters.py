@@ -19,8 +19,7 @@ def test_joining_undoes_splitting(dtype: str, name: str) -> None:
     chunks = bits(dtype, (3, 40), 5)
     planes = split_planes(chunks.copy(), kind).copy()
     assert planes.shape == (3, kind.plane_count(WIDTHS[dtype]), 40 * WIDTHS[dtype] // kind.plane_count(WIDTHS[dtype]))
-    flat = list(planes.reshape(-1, planes.shape[2]))
-    assert np.array_equal(join_planes(flat, chunks.dtype, kind), chunks)
+    assert np.array_equal(join_planes(planes, chunks.dtype, kind), chunks)
 
 
 def test_byte_planes_begin_with_the_most_significant_byte() -> None:
