@@ -78,7 +78,8 @@ function decodeFour(tree, body, literals) {
     const to = i === 3 ? body.length : from + body.readUInt16LE(2 * i);
     if (to > body.length || to <= from) corrupt('a stream that ends outside of its block');
     if (i < 3 && part * (i + 1) > literals.length) corrupt('four streams of too few literals');
-    decodeHuffman(tree, body.subarray(from, to), literals.subarray(part * i, i === 3 ? literals.length : part * (i + 1)));
+    const end = i === 3 ? literals.length : part * (i + 1);
+    decodeHuffman(tree, body.subarray(from, to), literals.subarray(part * i, end));
     from = to;
   }
 }

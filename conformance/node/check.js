@@ -84,8 +84,8 @@ export function anything() {}
 
 export function digest(value, where) {
   if (typeof value !== 'string') refuse('FIELD_TYPE', `${where} is no text`);
-  const algorithm = /^([a-z0-9+._-]+):/.exec(value);
-  if (algorithm !== null && algorithm[1] !== 'sha256') refuse('DIGEST_ALGORITHM_UNSUPPORTED', `${where}: ${algorithm[1]}`);
+  const [, algorithm = 'sha256'] = /^([a-z0-9+._-]+):/.exec(value) ?? [];
+  if (algorithm !== 'sha256') refuse('DIGEST_ALGORITHM_UNSUPPORTED', `${where}: ${algorithm.slice(0, 80)}`);
   if (!DIGEST.test(value)) refuse('FIELD_FORMAT', `${where} is no digest`);
 }
 
@@ -95,6 +95,7 @@ export const payloadReference = record({ digest, size: integer(8, MAX_PAYLOAD) }
 export function mediaType(document, expected) {
   object(document, 'document');
   if (!Object.hasOwn(document, 'media_type')) refuse('FIELD_MISSING', 'media_type');
+  if (typeof document.media_type !== 'string') refuse('FIELD_TYPE', 'media_type is no text');
   if (document.media_type !== expected) refuse('MEDIA_TYPE_UNKNOWN', `media_type is not ${expected}`);
 }
 

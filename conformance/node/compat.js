@@ -68,7 +68,8 @@ export function choosePosition(manifest, context) {
     refuse('CUT_NOT_POSSIBLE', `position ${position} is not within ${lowest} ... ${count}`);
   }
   for (const { start, length } of manifest.prefix.media) {
-    if (start < position && position < start + length) refuse('CUT_NOT_POSSIBLE', 'the position is within a media item');
+    const inside = start < position && position < start + length;
+    if (inside) refuse('CUT_NOT_POSSIBLE', 'the position is within a media item');
   }
   return position;
 }

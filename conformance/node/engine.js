@@ -1,12 +1,12 @@
 // The four roles behind the plug-in contract, as functions that give results: the fixtures' README, "With the runner".
 
 import { readFileSync } from 'node:fs';
-import { Refusal, refuse } from './errors.js';
+import { Refusal } from './errors.js';
 import { canonicalBytes, parse } from './json.js';
-import { digest, list, object } from './check.js';
+import { anything, digest, list, record } from './check.js';
 import { chain, encodeTokenIds } from './prefix.js';
 import { checkPayload } from './tensors.js';
-import { mediaItems, namespace } from './manifest.js';
+import { checkSpans, mediaItems, namespace } from './manifest.js';
 import { checkLayout, checkReceipt } from './documents.js';
 import { readBundle } from './reader.js';
 import { writeRecipe } from './recipe.js';
@@ -48,10 +48,8 @@ export function read(contextFile, bundle) {
   });
 }
 
-/** What the writer's side finds wrong has the phase `capture`, whatever the code. */
 export function write(recipe, folder) {
-  const result = answer(() => ({ entry: writeRecipe(typeof recipe === 'function' ? recipe() : recipe, folder) }));
-  return result.verdict === 'reject' ? { ...result, phase: 'capture' } : result;
+  return answer(() => ({ entry: writeRecipe(typeof recipe === 'function' ? recipe() : recipe, folder) }));
 }
 
 const FORMS = {
@@ -67,19 +65,15 @@ export function canon(form, bytes) {
   return answer(() => ({ data: FORMS[form](bytes) }));
 }
 
+const prefixInput = record({ media: mediaItems, model: digest, namespace, token_ids: list(anything) });
+
 export function prefix(input) {
   return answer(() => {
     const value = typeof input === 'function' ? input() : input;
-    object(value, 'input');
+    prefixInput(value, 'input');
     const { model, namespace: name, token_ids: tokenIds, media } = value;
-    list(() => {})(tokenIds, 'token_ids');
     const encoded = encodeTokenIds(tokenIds);
-    digest(model, 'model');
-    namespace(name, 'namespace');
-    mediaItems(media, 'media');
-    if (media.some((item, i) => item.start < (i === 0 ? 0 : media[i - 1].start + media[i - 1].length))) {
-      refuse('FIELD_RANGE', 'media are out of order, or overlap');
-    }
+    checkSpans(media, tokenIds.length, 'media');
     return { chain: chain(model, name, encoded, media) };
   });
 }

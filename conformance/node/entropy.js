@@ -141,7 +141,8 @@ export function readHuffman(bytes) {
   if (header < 128) {
     weights = readWeights(bytes.subarray(1, used));
   } else {
-    weights = Array.from({ length: header - 127 }, (_, i) => (i & 1 ? bytes[1 + (i >> 1)] & 15 : bytes[1 + (i >> 1)] >> 4));
+    const nibble = (_, i) => (bytes[1 + (i >> 1)] >> (i & 1 ? 0 : 4)) & 15;
+    weights = Array.from({ length: header - 127 }, nibble);
   }
   const sum = weights.reduce((total, weight) => total + (weight === 0 ? 0 : 2 ** (weight - 1)), 0);
   if (sum === 0 || sum >= 2 ** 11 || weights.length > 255) corrupt('Huffman weights out of range');

@@ -1,6 +1,8 @@
 // Kinds of layers, their scalars, roles and axes: SPEC section 9.3; paths of leaves; lowest cut: section 9.4.
 
-export const DTYPES = ['BOOL', 'U8', 'I8', 'I16', 'U16', 'F16', 'BF16', 'I32', 'U32', 'F32', 'C64', 'F64', 'I64', 'U64'];
+export const DTYPES = [
+  'BOOL', 'U8', 'I8', 'I16', 'U16', 'F16', 'BF16', 'I32', 'U32', 'F32', 'C64', 'F64', 'I64', 'U64',
+];
 const WIDTHS = [1, 1, 1, 2, 2, 2, 2, 4, 4, 4, 8, 8, 8, 8];
 export const WIDTH = Object.freeze(Object.fromEntries(DTYPES.map((dtype, index) => [dtype, WIDTHS[index]])));
 export const RANK = Object.freeze(Object.fromEntries(DTYPES.map((dtype, index) => [dtype, index])));

@@ -6,6 +6,9 @@ import { readFileSync } from 'node:fs';
 import { createInterface } from 'node:readline';
 import { DESCRIPTION, canon, parseInput, prefix, read, write } from './engine.js';
 
+const USAGE = 'usage: main.js describe | read --context FILE BUNDLE | write --out FOLDER | canon --as FORM\n'
+  + '       main.js prefix | serve';
+
 function print(value) {
   process.stdout.write(`${JSON.stringify(value)}\n`);
 }
@@ -66,7 +69,7 @@ async function main(args) {
     const result = prefix(() => parseInput(input()));
     finish(result, { chain: result.chain });
   } else {
-    throw new Error('usage: main.js describe | read --context FILE BUNDLE | write --out FOLDER | canon --as FORM | prefix | serve');
+    throw new Error(USAGE);
   }
 }
 

@@ -3,7 +3,7 @@
 import { refuse } from './errors.js';
 import {
   MAX_DIM, MAX_NAME, MAX_RANK, MAX_TOKENS,
-  compareText, digest, integer, list, map, mediaType, nullable, object, oneOf, payloadReference, record, text,
+  anything, compareText, digest, integer, list, map, mediaType, nullable, object, oneOf, payloadReference, record, text,
 } from './check.js';
 import { DTYPES, KINDS, MODES } from './layers.js';
 
@@ -73,18 +73,23 @@ const mediaItem = record({
 
 export const mediaItems = list(mediaItem, { max: 4096 });
 
+/** KV-PFX-014. */
+export function checkSpans(media, tokenCount, where) {
+  let end = 0;
+  media.forEach((item, index) => {
+    if (item.start < end) refuse('FIELD_RANGE', `${where}.${index} is out of order, or overlaps`);
+    end = item.start + item.length;
+    if (end > tokenCount) refuse('FIELD_RANGE', `${where}.${index} ends after the prefix`);
+  });
+}
+
 const prefixFields = record({
   digest, media: mediaItems, token_count: integer(1, MAX_TOKENS), token_ids: payloadReference,
 });
 
 function prefix(value, where) {
   prefixFields(value, where);
-  let end = 0;
-  value.media.forEach((item, index) => {
-    if (item.start < end) refuse('FIELD_RANGE', `${where}.media.${index} is out of order, or overlaps`);
-    end = item.start + item.length;
-    if (end > value.token_count) refuse('FIELD_RANGE', `${where}.media.${index} ends after the prefix`);
-  });
+  checkSpans(value.media, value.token_count, `${where}.media`);
 }
 
 // ---- layers
@@ -114,7 +119,7 @@ function tensors(roles) {
 }
 
 const CHECKS = Object.fromEntries(Object.entries(KINDS).map(([kind, { scalars, roles }]) => [kind, record({
-  kind: () => {},
+  kind: anything,
   ...Object.fromEntries(scalars.map((field) => [field, SCALARS[field] ?? scalar])),
   tensors: tensors(roles),
 })]));
@@ -126,7 +131,7 @@ function layerList() {
     if (count > MAX_LAYERS) refuse('LIMIT_EXCEEDED', `more than ${MAX_LAYERS} layer records`);
     layer(value, where);
   };
-  const children = record({ kind: () => {}, children: list(counted, { min: 1 }) });
+  const children = record({ kind: anything, children: list(counted, { min: 1 }) });
   const layer = (value, where) => {
     object(value, where);
     if (!Object.hasOwn(value, 'kind')) refuse('FIELD_MISSING', `${where}.kind`);
@@ -176,15 +181,15 @@ export function checkFields(manifest) {
   }
   record({
     continuation,
-    features: () => {},
+    features: anything,
     groups: list(group, { max: MAX_LAYERS }),
     layers: layerList(),
-    media_type: () => {},
+    media_type: anything,
     method: nullable(method),
     model,
     namespace,
     prefix,
-    profile: () => {},
+    profile: anything,
     tokenizer,
   })(manifest, 'manifest');
 }

@@ -3,7 +3,7 @@
 import { refuse, recode } from './errors.js';
 import { isObject, parse } from './json.js';
 import { sha256 } from './digest.js';
-import { MAX_NAME, MAX_PAYLOAD, digest, integer, list, oneOf, record, text } from './check.js';
+import { MAX_NAME, MAX_PAYLOAD, anything, digest, integer, list, oneOf, record, text } from './check.js';
 import { dtype, shape } from './manifest.js';
 import { byteLength } from './layers.js';
 import { FILTERS, chunks, grid, planeCount, unfilter } from './filters.js';
@@ -14,7 +14,7 @@ export const OBJECT_TYPE = 'application/vnd.kvstore.object.v1+json';
 export const HEADER_MAGIC = 0x184d2a50;
 export const TABLE_MAGIC = 0x184d2a51;
 const MAX_FRAMES = 4194304;
-const NAMED = new Set(['FILTER_UNSUPPORTED', 'DTYPE_UNSUPPORTED']);
+const NAMED = new Set(['FILTER_UNSUPPORTED', 'DTYPE_UNSUPPORTED', 'DIGEST_ALGORITHM_UNSUPPORTED']);
 
 const headerFields = record({
   chunk_bytes: integer(65536, 1048576),
@@ -25,9 +25,9 @@ const headerFields = record({
     names: list(text({ max: MAX_NAME }), { min: 1, max: MAX_TENSORS }),
     shape,
   }), { max: MAX_TENSORS }),
-  media_type: () => {},
+  media_type: anything,
   namespace: text({ max: MAX_NAME }),
-  payload: record({ digest, size: integer(0, Number.MAX_SAFE_INTEGER) }),
+  payload: record({ digest, size: integer(0, 8 + MAX_HEADER + MAX_PAYLOAD) }),
 });
 
 /** Bytes of the header frame, and the document in it. */

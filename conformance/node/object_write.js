@@ -32,7 +32,12 @@ function skippable(magic, ...content) {
 export function encodeObject(tensors, content, reference, namespace) {
   const placed = place(tensors);
   const header = skippable(HEADER_MAGIC, canonicalBytes({
-    chunk_bytes: CHUNK_BYTES, codec: 'fast', groups: groupsOf(placed), media_type: OBJECT_TYPE, namespace, payload: reference,
+    chunk_bytes: CHUNK_BYTES,
+    codec: 'fast',
+    groups: groupsOf(placed),
+    media_type: OBJECT_TYPE,
+    namespace,
+    payload: reference,
   }));
   const frames = [];
   for (const tensor of placed) {

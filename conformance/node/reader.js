@@ -1,4 +1,4 @@
-// The reader: all steps of the reading order over a bundle: SPEC section 14, with KV-BUN-009 to KV-BUN-013 and KV-LAY-040.
+// The reader: all steps of the reading order over a bundle: SPEC section 14, KV-BUN-009 to KV-BUN-013, KV-LAY-040.
 
 import { refuse } from './errors.js';
 import { parse } from './json.js';

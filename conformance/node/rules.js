@@ -10,9 +10,21 @@ import { payloadSize } from './tensors.js';
 /** Step 4; the groups that follow from the layers come back. */
 export function checkRules(manifest) {
   const { prefix, layers, groups, method } = manifest;
+  checkLayers(manifest);
+  const derived = checkGroups(layers, groups);
+  if (method !== null && digestOf(Buffer.from(method.config, 'utf8')) !== method.config_digest) {
+    refuse('METHOD_DIGEST_MISMATCH', 'method.config_digest');
+  }
+  const size = payloadSize([{ name: 'token_ids', dtype: 'U32', shape: [prefix.token_count] }]);
+  if (size !== prefix.token_ids.size) refuse('PAYLOAD_SIZE_MISMATCH', 'prefix.token_ids');
+  return derived;
+}
+
+/** The rules on layers, for which no payload need be there. */
+export function checkLayers({ prefix, layers, method }) {
   let written = 0;
   for (const { path, layer } of leaves(layers)) {
-    if (method === null && isSparse(layer)) refuse('METHOD_MISSING', `layer ${path} is sparse, and there is no method`);
+    if (method === null && isSparse(layer)) refuse('METHOD_MISSING', `layer ${path} is sparse`);
     if (isWritten(layer)) {
       written += 1;
       checkWritten(path, layer, prefix.token_count);
@@ -25,27 +37,21 @@ export function checkRules(manifest) {
     }
   }
   if (written === 0) refuse('CACHE_STATE_INVALID', 'no layer has tensors');
-  const derived = checkGroups(layers, groups);
-  if (method !== null && digestOf(Buffer.from(method.config, 'utf8')) !== method.config_digest) {
-    refuse('METHOD_DIGEST_MISMATCH', 'method.config_digest');
-  }
-  const size = payloadSize([{ name: 'token_ids', dtype: 'U32', shape: [prefix.token_count] }]);
-  if (size !== prefix.token_ids.size) refuse('PAYLOAD_SIZE_MISMATCH', 'prefix.token_ids');
-  return derived;
 }
 
+/** In the order of KV-RDR-017. */
 function checkWritten(path, layer, tokenCount) {
-  if (Object.hasOwn(layer, 'offset') && layer.offset !== tokenCount) {
-    refuse('TOKEN_COUNT_MISMATCH', `layer ${path} is at ${layer.offset} of ${tokenCount} tokens`);
-  }
   checkTensorSet(path, layer);
   for (const [role, { shape }] of Object.entries(layer.tensors)) {
     if (role !== 'positions' && shape[0] !== 1) inconsistent(path, `${role}: axis 0 is not one sequence`);
   }
   if (layer.kind === 'state') return;
   checkAxes(path, layer);
-  const rows = rowsOf(layer);
-  checkRows(path, layer, rows);
+  if (layer.offset !== tokenCount) {
+    refuse('TOKEN_COUNT_MISMATCH', `layer ${path} is at ${layer.offset} of ${tokenCount} tokens`);
+  }
+  if (isQuantized(layer)) checkPacking(path, layer);
+  checkRows(path, layer, rowsOf(layer));
   if (isQuantized(layer)) checkQuantized(path, layer);
 }
 
@@ -60,7 +66,7 @@ function invalid(path, detail) {
 function checkTensorSet(path, layer) {
   if (layer.kind === 'state') {
     for (const role of Object.keys(layer.tensors)) {
-      if (Number(role.slice(5)) >= layer.slots) refuse('TENSOR_SET_MISMATCH', `layer ${path}: ${role} of ${layer.slots}`);
+      if (Number(role.slice(5)) >= layer.slots) refuse('TENSOR_SET_MISMATCH', `layer ${path}: ${role}`);
     }
     return;
   }
@@ -123,9 +129,12 @@ function checkRows(path, layer, rows) {
   }
 }
 
-function checkQuantized(path, layer) {
+function checkPacking(path, layer) {
   if (![2, 3, 4, 5, 6, 8].includes(layer.bits)) invalid(path, 'bits');
   if (![16, 32, 64, 128].includes(layer.group_size)) invalid(path, 'group_size');
+}
+
+function checkQuantized(path, layer) {
   for (const side of ['k', 'v']) {
     const words = layer.tensors[`${side}.words`];
     const scales = layer.tensors[`${side}.scales`];
@@ -148,8 +157,6 @@ function checkGroups(layers, groups) {
   });
   derived.forEach((group, index) => {
     if (groups[index].payloads.length !== segmentCount(group)) refuse('SEGMENTS_INVALID', `groups.${index}.payloads`);
-  });
-  derived.forEach((group, index) => {
     let at = 0;
     for (const size of segmentSizes(group)) {
       if (groups[index].payloads[at].size !== size) refuse('PAYLOAD_SIZE_MISMATCH', `groups.${index}.payloads.${at}`);

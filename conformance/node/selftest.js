@@ -42,7 +42,8 @@ function run(entry) {
 
 /** Whether the result has all that is expected; `released` of accepted cases is not among it. */
 function passes(result, expect) {
-  return Object.keys(expect).every((key) => result[key] !== undefined && serialize(result[key]) === serialize(expect[key]));
+  const same = (key) => result[key] !== undefined && serialize(result[key]) === serialize(expect[key]);
+  return Object.keys(expect).every(same);
 }
 
 const { cases } = JSON.parse(readFileSync(join(root, 'index.json'), 'utf8'));

@@ -94,6 +94,7 @@ export function members(file) {
       if (kind === 'x') next = more;
       else for (const [key, value] of more) always.set(key, value);
     } else {
+      if (kind === 'K' || kind === 'L') broken('long names of another format');
       if ([...records.keys()].some((key) => key.startsWith('GNU.sparse'))) broken('a sparse file');
       found.push({ ...describe(header, kind, records), size, position: at });
       next = new Map();

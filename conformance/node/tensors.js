@@ -58,11 +58,8 @@ function checkMember(name, member) {
   if (names !== 'data_offsets dtype shape') invalid('members are dtype, shape and data_offsets');
   const { dtype, shape, data_offsets: offsets } = member;
   if (typeof dtype !== 'string') invalid('dtype is no text');
-  if (!DTYPES.includes(dtype)) refuse('DTYPE_UNSUPPORTED', dtype.slice(0, 80));
   const natural = (value) => (typeof value === 'bigint' || Number.isInteger(value)) && value >= 0;
   if (!Array.isArray(shape) || shape.length > MAX_RANK || !shape.every(natural)) invalid('shape');
-  if (shape.some((extent) => extent > MAX_DIM)) refuse('ST_SHAPE_OVERFLOW', `${quote(name)}: an extent above the limit`);
-  if (byteLength(member) > MAX_PAYLOAD) refuse('ST_SHAPE_OVERFLOW', `${quote(name)}: bytes above the limit`);
   if (!Array.isArray(offsets) || offsets.length !== 2 || !offsets.every(natural)) invalid('data_offsets');
   return { name, dtype, shape, begin: offsets[0], end: offsets[1] };
 }
@@ -82,8 +79,13 @@ export function checkPayload(bytes) {
     // It is no tensor; what is left cannot be these bytes (KV-PAY-004).
     if (name !== '__metadata__') tensors.push(checkMember(name, member));
   }
-  const total = tensors.reduce((sum, tensor) => sum + byteLength(tensor), 0);
-  if (total > MAX_PAYLOAD) refuse('ST_SHAPE_OVERFLOW', 'bytes above the limit');
+  let total = 0;
+  for (const { name, dtype, shape } of tensors) {
+    if (!DTYPES.includes(dtype)) refuse('DTYPE_UNSUPPORTED', dtype.slice(0, 80));
+    if (shape.some((extent) => extent > MAX_DIM)) refuse('ST_SHAPE_OVERFLOW', `${quote(name)}: an extent`);
+    total += byteLength({ dtype, shape });
+    if (total > MAX_PAYLOAD) refuse('ST_SHAPE_OVERFLOW', `${quote(name)}: bytes`);
+  }
   checkOffsets(tensors, bytes.length - 8 - head.length);
   if (!header(place(tensors)).equals(bytes.subarray(0, 8 + head.length))) {
     refuse('ST_NOT_CANONICAL', 'not the canonical header of its tensors');

@@ -11,7 +11,7 @@ const MAGIC = 0xfd2fb528;
 const SKIPPABLE = 0x184d2a50;
 const MAX_BLOCK = 131072;
 
-/** Where a frame ends within `bytes`: -1 if it goes on beyond them, null if it is no frame (a reserved block included). */
+/** Where a frame ends within `bytes`: -1 if it goes on beyond them, null if it is none, or has a reserved block. */
 export function frameEnd(bytes, from) {
   if (from + 6 > bytes.length) return -1;
   if (bytes.readUInt32LE(from) !== MAGIC) return null;
