@@ -29,7 +29,7 @@ export function checkCompatible(manifest, context) {
   if (context.signature !== null) checkSignature(signature(manifest), context.signature);
 }
 
-/** What two caches must have in common (KV-CMP-003, KV-CMP-015). */
+/** What two caches must have in common (KV-CMP-003, KV-CMP-015, KV-CMP-016). */
 export function signature(manifest) {
   const result = Object.create(null);
   for (const { path, layer } of leaves(manifest.layers)) {
@@ -37,13 +37,21 @@ export function signature(manifest) {
     const fields = Object.create(null);
     fields.kind = plain ? layer.kind.replace('-sparse', '') : layer.kind;
     for (const name of SIGNATURE_SCALARS) if (KINDS[layer.kind].scalars.includes(name)) fields[name] = layer[name];
-    for (const [role, { dtype, shape }] of Object.entries(layer.tensors)) {
-      if (plain && role === 'positions') continue;
-      fields[`tensors.${role}`] = { dtype, shape: withRows(shape, rowAxis(layer, role), null) };
+    for (const [role, { dtype }] of Object.entries(layer.tensors)) {
+      if ((plain && role === 'positions') || (layer.kind === 'kv-compressed' && role !== 'window')) continue;
+      fields[`tensors.${role}`] = { dtype, shape: sharedShape(layer, role) };
     }
     result[path] = fields;
   }
   return result;
+}
+
+/** A tensor's shape with null for what may differ. */
+function sharedShape(layer, role) {
+  const { dtype, shape } = layer.tensors[role];
+  if (layer.kind === 'kv-compressed') return withRows(shape, 1, null);
+  if (layer.kind === 'state' && /^[IU]/.test(dtype)) return shape.map((extent, axis) => (axis === 0 ? extent : null));
+  return withRows(shape, rowAxis(layer, role), null);
 }
 
 function checkSignature(ours, theirs) {

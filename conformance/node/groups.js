@@ -1,12 +1,12 @@
 // Groups and segments: SPEC section 9.5.
 
 import { BLOCK } from './prefix.js';
-import { KINDS, isWritten, leaves, rowAxis, rowsOf } from './layers.js';
+import { KINDS, isSnapshot, isWritten, leaves, rowAxis, rowsOf } from './layers.js';
 import { payloadSize, withRows } from './tensors.js';
 
 /** `[start, rows, keep]` of a written leaf. */
 function spanOf(layer) {
-  if (layer.kind === 'state') return [0, 0, 0];
+  if (isSnapshot(layer)) return [0, 0, 0];
   const rows = rowsOf(layer);
   if (layer.kind === 'kv-rotating' && rows < layer.offset) {
     return [layer.offset - (rows - layer.keep), rows - layer.keep, layer.keep];
@@ -18,7 +18,7 @@ function spanOf(layer) {
 export function deriveGroups(layers) {
   const groups = new Map();
   for (const { path, layer } of leaves(layers)) {
-    if (!isWritten(layer) || (layer.kind !== 'state' && rowsOf(layer) === 0)) continue;
+    if (!isWritten(layer) || (!isSnapshot(layer) && rowsOf(layer) === 0)) continue;
     const { span, window } = KINDS[layer.kind];
     const [start, rows, keep] = spanOf(layer);
     const key = JSON.stringify([span, start, rows, keep, window.map((name) => [name, layer[name]])]);

@@ -10,6 +10,7 @@ export const RANK = Object.freeze(Object.fromEntries(DTYPES.map((dtype, index) =
 export const MODES = ['affine', 'mxfp4', 'mxfp8', 'nvfp4'];
 const DENSE = ['k', 'v'];
 const QUANTIZED = ['k.words', 'k.scales', 'k.biases', 'v.words', 'v.scales', 'v.biases'];
+const COMPRESSED = ['window', 'compressed', 'index', 'pending.kv', 'pending.gate'];
 const PACKING = ['bits', 'group_size', 'mode'];
 
 /** `window` names the scalars that keep leaves of one span in groups of their own (KV-GRP-002). */
@@ -26,6 +27,7 @@ export const KINDS = Object.freeze({
   'kv-sparse-quantized': {
     scalars: ['offset', ...PACKING], roles: [...QUANTIZED, 'positions'], span: 'rows', window: [],
   },
+  'kv-compressed': { scalars: ['offset', 'max_size'], roles: COMPRESSED, span: 'state', window: ['max_size'] },
   state: { scalars: ['slots', 'left_padding', 'lengths'], roles: null, span: 'state', window: [] },
 });
 
@@ -41,13 +43,18 @@ export function isWritten(layer) {
   return Object.keys(layer.tensors).length > 0;
 }
 
-/** The axis that counts rows, or null. */
+/** Stored whole, at one position. */
+export function isSnapshot(layer) {
+  return KINDS[layer.kind].span === 'state';
+}
+
+/** The axis along which segments lie, or null. */
 export function rowAxis(layer, role) {
-  if (layer.kind === 'state') return null;
+  if (isSnapshot(layer)) return null;
   return role === 'positions' ? 1 : 2;
 }
 
-/** Rows of a written leaf with a row axis. */
+/** Rows of a written leaf that is no snapshot. */
 export function rowsOf(layer) {
   const role = Object.keys(layer.tensors)[0];
   return layer.tensors[role].shape[rowAxis(layer, role)];

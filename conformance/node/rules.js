@@ -46,9 +46,14 @@ function checkWritten(path, layer, tokenCount) {
     if (role !== 'positions' && shape[0] !== 1) inconsistent(path, `${role}: axis 0 is not one sequence`);
   }
   if (layer.kind === 'state') return;
-  checkAxes(path, layer);
+  if (layer.kind === 'kv-compressed') checkThreeAxes(path, layer);
+  else checkAxes(path, layer);
   if (layer.offset !== tokenCount) {
     refuse('TOKEN_COUNT_MISMATCH', `layer ${path} is at ${layer.offset} of ${tokenCount} tokens`);
+  }
+  if (layer.kind === 'kv-compressed') {
+    checkCompressed(path, layer);
+    return;
   }
   if (isQuantized(layer)) checkPacking(path, layer);
   checkRows(path, layer, rowsOf(layer));
@@ -68,6 +73,12 @@ function checkTensorSet(path, layer) {
     for (const role of Object.keys(layer.tensors)) {
       if (Number(role.slice(5)) >= layer.slots) refuse('TENSOR_SET_MISMATCH', `layer ${path}: ${role}`);
     }
+    return;
+  }
+  if (layer.kind === 'kv-compressed') {
+    const has = (role) => Object.hasOwn(layer.tensors, role);
+    const whole = has('window') && has('pending.kv') === has('pending.gate') && (has('compressed') || !has('index'));
+    if (!whole) refuse('TENSOR_SET_MISMATCH', `layer ${path}: roles that need each other`);
     return;
   }
   for (const role of KINDS[layer.kind].roles) {
@@ -127,6 +138,26 @@ function checkRows(path, layer, rows) {
     default:
       if (rows > offset) inconsistent(path, 'more rows than the offset');
   }
+}
+
+function checkThreeAxes(path, layer) {
+  for (const [role, { shape }] of Object.entries(layer.tensors)) {
+    if (shape.length !== 3) inconsistent(path, `${role} has ${shape.length} axes`);
+  }
+}
+
+/** KV-LAY-046 to KV-LAY-048. */
+function checkCompressed(path, { offset, max_size: size, tensors }) {
+  const rows = (role) => tensors[role]?.shape[1] ?? 0;
+  if (size < 1) invalid(path, 'max_size');
+  if (rows('window') !== Math.min(offset, size)) inconsistent(path, 'window does not have the last tokens');
+  if (tensors.index !== undefined && rows('index') !== rows('compressed')) inconsistent(path, 'rows of index');
+  if (rows('pending.kv') !== rows('pending.gate')) inconsistent(path, 'rows of pending.gate');
+  const [groups, pending] = [rows('compressed'), rows('pending.kv')];
+  const group = (offset - pending) / groups;
+  const fits = tensors.compressed === undefined ? pending === 0 || pending === offset
+    : groups >= 1 && Number.isInteger(group) && pending < group;
+  if (!fits) inconsistent(path, 'tokens are not full groups and pending ones');
 }
 
 function checkPacking(path, layer) {
