@@ -20,6 +20,7 @@ from kvstore.format.configs import MAX_FOLDER_JSON_BYTES, parse_folder_json
 from kvstore.format.digest import Digest
 from kvstore.format.model import FileRecord
 from kvstore.store.file_digests import FileDigests, Stamp, stamp_of
+from kvstore.store.fs import read_file
 
 __all__ = ["Folder", "Located", "hub_cache", "load_errors", "locate"]
 
@@ -177,8 +178,7 @@ class Folder:
         path = self.path / name
         try:
             self.stamps[path] = stamp_of(path)
-            with path.open("rb") as file:
-                data = file.read(MAX_FOLDER_JSON_BYTES + 1)
+            data = read_file(path, MAX_FOLDER_JSON_BYTES)
         except FileNotFoundError as error:
             raise fail(
                 "MODEL_FOLDER_INVALID", f"{self.what} {self.path} has no {name}", missing=name, path=str(self.path)

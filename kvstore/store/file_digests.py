@@ -24,6 +24,7 @@ from typing import Any, Final, NamedTuple
 
 from kvstore.errors import fail
 from kvstore.format.digest import Digest
+from kvstore.store.fs import open_plain
 from kvstore.store.parallel import Stop, run_parallel
 
 __all__ = ["FileDigests", "FileFact", "Stamp", "blob_digest", "default_memory", "stamp_of"]
@@ -142,7 +143,7 @@ def _known(path: Path, remembered: Mapping[str, FileFact]) -> FileFact | None:
 def _read(path: Path, *, stop: Stop) -> FileFact:
     hasher = hashlib.sha256()
     try:
-        with path.open("rb", buffering=0) as file:
+        with open(open_plain(path), "rb", buffering=0) as file:
             before = _stamp(os.fstat(file.fileno()))
             buffer = bytearray(_CHUNK)
             while count := file.readinto(buffer):

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import errno
 import os
+import stat
 import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
@@ -21,8 +22,8 @@ from kvstore.format.digest import Readable
 from kvstore.store.parallel import wait_parallel
 
 __all__ = [
-    "DIR_MODE", "FILE_MODE", "make_dir", "os_error", "os_errors", "publish_file", "publish_new", "read_file",
-    "remove_file", "sync_path", "sync_paths", "write_file",
+    "DIR_MODE", "FILE_MODE", "make_dir", "open_plain", "os_error", "os_errors", "plain_stat", "publish_file",
+    "publish_new", "read_file", "remove_file", "sync_path", "sync_paths", "write_file",
 ]  # fmt: skip
 
 DIR_MODE: Final = 0o700
@@ -175,19 +176,62 @@ def make_dir(path: Path) -> None:
 
 
 def remove_file(path: Path) -> bool:
-    """Remove a file; tells whether it was there."""
+    """Remove a file; tells whether it was there. A directory of that name is none, and is left alone."""
     try:
         path.unlink()
     except FileNotFoundError:
         return False
+    except (IsADirectoryError, PermissionError):
+        # POSIX lets a system say either.
+        if not path.is_dir():
+            raise
+        return False
     return True
 
 
-def read_file(path: Path, limit: int) -> bytes:
-    """A file's bytes, at most ``limit`` and one: the caller sees that there are too many.
+def open_plain(path: Path) -> int:
+    """A descriptor for reading a plain file; a pipe in its place is not waited for, and no device is read.
 
     Raises:
-        OSError: as the system gave it.
+        OSError: as the system gave it; FileNotFoundError also where something else is there.
     """
-    with path.open("rb") as file:
+    with _links_that_lead_nowhere(path):
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    if not stat.S_ISREG(os.fstat(fd).st_mode):
+        os.close(fd)
+        raise _not_plain(path)
+    return fd
+
+
+def plain_stat(path: Path) -> os.stat_result:
+    """The status of a plain file; raises as :func:`open_plain`."""
+    with _links_that_lead_nowhere(path):
+        status = path.stat()
+    if not stat.S_ISREG(status.st_mode):
+        raise _not_plain(path)
+    return status
+
+
+def read_file(path: Path, limit: int) -> bytes:
+    """A plain file's bytes, at most ``limit`` and one: the caller sees that there are too many.
+
+    Raises:
+        OSError: as :func:`open_plain`.
+    """
+    with open(open_plain(path), "rb") as file:
         return file.read(limit + 1)
+
+
+@contextmanager
+def _links_that_lead_nowhere(path: Path) -> Iterator[None]:
+    """A link to itself is as good as none."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            raise _not_plain(path) from error
+        raise
+
+
+def _not_plain(path: Path) -> FileNotFoundError:
+    return FileNotFoundError(errno.ENOENT, "not a plain file", os.fspath(path))

@@ -22,8 +22,10 @@ from kvstore.format.digest import Digest, digest_hex
 from kvstore.format.object import ObjectParts
 from kvstore.store.fs import (
     make_dir,
+    open_plain,
     os_error,
     os_errors,
+    plain_stat,
     publish_file,
     remove_file,
     sync_path,
@@ -153,9 +155,12 @@ class LocalObjects:
             return Staged(name, parts.size, path)
 
     def publish(self, staged: Staged) -> None:
-        """Move the file to its name."""
+        """Move the file to its name; what is no file and stands there is set aside."""
+        path = self._path(staged.name)
+        if path.is_dir():
+            self.set_aside(staged.name, {"code": "OBJECT_MISSING", "message": "a directory stood in its place"})
         with os_errors("publishing an object", writing=True):
-            publish_file(staged.path, self._path(staged.name))
+            publish_file(staged.path, path)
 
     def folders(self, names: Iterable[ObjectName]) -> set[Path]:
         """The folders of these names, and the one that they are in."""
@@ -165,7 +170,7 @@ class LocalObjects:
         """Open the file; the descriptor, then the mapping, outlives a removal by others."""
         path = self._path(name)
         try:
-            fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            fd = open_plain(path)
         except FileNotFoundError:
             return None
         except OSError as error:
@@ -179,7 +184,7 @@ class LocalObjects:
     def identify(self, name: ObjectName) -> tuple[str, int] | None:
         """Identity and size, without opening the file."""
         try:
-            status = self._path(name).stat()
+            status = plain_stat(self._path(name))
         except FileNotFoundError:
             return None
         except OSError as error:

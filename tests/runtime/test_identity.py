@@ -258,8 +258,16 @@ BROKEN: dict[str, tuple[Edit, str]] = {
     "a weight file's blob is gone": (lambda d: (d / "model.safetensors").symlink_to("gone"), "cannot be read"),
     "config's blob is gone": (lambda d: link(d / "config.json", "gone"), "no config.json"),
     "config leads to itself": (lambda d: link(d / "config.json", "config.json"), "cannot be read"),
+    "config is a pipe": (lambda d: pipe(d / "config.json"), "no config.json"),
+    "a weight file is a pipe": (lambda d: pipe(d / "model.safetensors"), "model.safetensors cannot be read"),
+    "the tokenizer is a pipe": (lambda d: pipe(d / "tokenizer.json"), "tokenizer.json cannot be read"),
     "template is not text": (lambda d: (d / "chat_template.jinja").write_bytes(b"\xff"), "not UTF-8"),
 }  # fmt: skip
+
+
+def pipe(path: Path) -> None:
+    path.unlink(missing_ok=True)
+    os.mkfifo(path)
 
 
 @pytest.mark.parametrize("name", BROKEN)

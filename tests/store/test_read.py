@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+import os
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -79,6 +80,41 @@ def test_a_missing_object_is_a_typed_error_and_a_miss_from_then_on(store: EntryS
     put(store, made)
     assert hit(store, made) == made.entry_id
     read_back(store, made)
+
+
+INSTEAD: dict[str, Callable[[Path], object]] = {
+    "a pipe": os.mkfifo,
+    "a directory": lambda path: path.mkdir(),
+    "a link to itself": lambda path: path.symlink_to(path.name),
+    "a link to a device": lambda path: path.symlink_to("/dev/zero"),
+}
+
+
+@pytest.mark.parametrize("name", INSTEAD)
+def test_what_is_no_plain_file_is_as_good_as_none(store: EntryStore, made: MadeEntry, name: str) -> None:
+    """A pipe would be waited for without an end, and a device read without one."""
+    path = object_file(store, made)
+    path.unlink()
+    INSTEAD[name](path)
+    assert code_of(read_back, store, made) == "OBJECT_MISSING"
+    assert hit(store, made) is None
+    assert put(store, made).objects_written == 1
+    read_back(store, made, "always")
+    path.unlink()
+    INSTEAD[name](path)
+    store.remove([made.entry_id])
+    assert [e.entry_id for e in store.entries()] == []
+
+
+@pytest.mark.parametrize("name", INSTEAD)
+def test_a_manifest_that_is_no_plain_file(store: EntryStore, made: MadeEntry, name: str) -> None:
+    (path,) = (store.root / "manifests").rglob("*.json")
+    path.unlink()
+    INSTEAD[name](path)
+    assert code_of(store.manifest, made.entry_id) == "OBJECT_MISSING"
+    assert hit(store, made) is None
+    store.remove([made.entry_id])
+    assert put(store, make_entry(2, 600)).created
 
 
 def test_a_file_that_comes_back_is_read_again(store: EntryStore, made: MadeEntry) -> None:
