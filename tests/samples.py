@@ -42,6 +42,13 @@ def packed_tensors(rows: int) -> dict[str, tuple[str, list[int]]]:
     return {f"{side}.{part}": spec for side in "kv" for part, spec in parts.items()}
 
 
+def compressed_tensors(window: int, groups: int, pending: int) -> dict[str, tuple[str, list[int]]]:
+    return {
+        "window": ("BF16", [1, window, 8]), "compressed": ("BF16", [1, groups, 8]), "index": ("BF16", [1, groups, 4]),
+        "pending.kv": ("F32", [1, pending, 8]), "pending.gate": ("F32", [1, pending, 8]),
+    }  # fmt: skip
+
+
 QUANTIZATION = {"bits": 4, "group_size": 32, "mode": "affine"}
 
 LEAVES: dict[str, LayerRecord] = {
@@ -54,6 +61,7 @@ LEAVES: dict[str, LayerRecord] = {
     "kv-sparse-quantized": layer(
         "kv-sparse-quantized", {**packed_tensors(40), "positions": ("I32", [1, 40])}, offset=COUNT, **QUANTIZATION
     ),
+    "kv-compressed": layer("kv-compressed", compressed_tensors(128, 75, 0), offset=COUNT, max_size=128),
     "state": layer(
         "state", {"slot.0": ("BF16", [1, 3, 16]), "slot.2": ("F32", [1, 4, 8, 8])}, slots=3, left_padding=(0,),
         lengths=(COUNT,),

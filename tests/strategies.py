@@ -19,7 +19,8 @@ from kvstore.limits import MAX_EXACT_INT
 
 FLOATS = ("BF16", "F16", "F32")
 LEAF_KINDS = (
-    "kv", "kv-quantized", "kv-rotating", "kv-chunked", "kv-concatenated", "kv-sparse", "kv-sparse-quantized", "state",
+    "kv", "kv-quantized", "kv-rotating", "kv-chunked", "kv-concatenated", "kv-sparse", "kv-sparse-quantized",
+    "kv-compressed", "state",
 )  # fmt: skip
 
 digests: st.SearchStrategy[Digest] = st.integers(0, 2**32).map(lambda n: sha256_digest(n.to_bytes(8, "little")))
@@ -133,9 +134,24 @@ def _concatenated(draw: Any, count: int) -> LayerRecord:
     return LayerRecord("kv-concatenated", {"offset": count}, draw(_plain(count + extra)))
 
 
+@st.composite
+def _compressed(draw: Any, count: int) -> LayerRecord:
+    size, group, dtype = draw(st.integers(1, 300)), draw(st.integers(1, 9)), draw(st.sampled_from(FLOATS))
+    extents = {"window": min(count, size)}
+    if draw(st.booleans()):
+        extents |= {"pending.kv": count % group, "pending.gate": count % group} if group > 1 else {}
+        extents |= dict.fromkeys(draw(st.sampled_from((("compressed",), ("compressed", "index")))), count // group)
+    tensors = {
+        role: TensorRecord(dtype, (1, extent, 4)) for role, extent in extents.items()
+        if extent or role not in ("compressed", "index")
+    }  # fmt: skip
+    return LayerRecord("kv-compressed", {"offset": count, "max_size": size}, tensors)
+
+
 _BY_KIND: dict[str, Callable[[int], st.SearchStrategy[LayerRecord]]] = {
     "kv": _kv, "kv-quantized": _quantized, "kv-rotating": _rotating, "kv-chunked": _chunked,
-    "kv-concatenated": _concatenated, "kv-sparse": _sparse, "kv-sparse-quantized": _sparse_quantized, "state": _state,
+    "kv-concatenated": _concatenated, "kv-sparse": _sparse, "kv-sparse-quantized": _sparse_quantized,
+    "kv-compressed": _compressed, "state": _state,
 }  # fmt: skip
 
 

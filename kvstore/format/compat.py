@@ -5,7 +5,7 @@ the field and both sides; the first one, in the order below, decides the error.
 
 A *signature* is what a runtime must agree on to hold the state: per leaf layer its
 kind, the scalars that shape it (bits, window, chunk …), and each tensor's dtype and
-shape with the token axis left open. Equal signatures mean that the receiving model's
+shape, open where the position decides. Equal signatures mean that the receiving model's
 own cache objects can hold the entry.
 
 A lossy method may leave fewer rows than tokens. Whoever names the method accepts that,
@@ -207,7 +207,7 @@ def _leaf_signature(leaf: LayerRecord) -> dict[str, Json]:
             value = leaf.scalars[name]
             result[name] = list(value) if isinstance(value, tuple) else value
     for role, record in leaf.tensors.items():
-        axis = leaf.axis(role)
-        shape: list[Json] = [None if i == axis else extent for i, extent in enumerate(record.shape)]
-        result[f"tensors.{role}"] = {"dtype": record.dtype, "shape": shape}
+        shape = leaf.open_shape(role)
+        if shape is not None:
+            result[f"tensors.{role}"] = {"dtype": record.dtype, "shape": list(shape)}
     return result

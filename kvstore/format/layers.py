@@ -30,11 +30,20 @@ Window = tuple[int, ...]
 
 @dataclass(frozen=True, slots=True)
 class Role:
-    """One tensor of a kind: the axis that runs over tokens (None for a snapshot) and whether it must be there."""
+    """One tensor of a kind.
+
+    Attributes:
+        axis: The axis that runs over tokens; None for a snapshot.
+        required: Whether a written layer must have it.
+        open: An axis of a snapshot whose extent follows from the position.
+        steady: Whether it is there at every position or at none, so that signatures can name it.
+    """
 
     axis: int | None
     rank: int | None = None
     required: bool = True
+    open: int | None = None
+    steady: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +67,11 @@ _QUANTIZED: Final = {
     f"{side}.{part}": Role(2, 4, part != "biases") for side in "kv" for part in ("words", "scales", "biases")
 }
 _SPARSE: Final = {"positions": Role(1, 2, required=False)}
+_AT_TIMES: Final = Role(None, 3, required=False, steady=False)
+_COMPRESSED: Final = {
+    "window": Role(None, 3, open=1), "compressed": _AT_TIMES, "index": _AT_TIMES, "pending.kv": _AT_TIMES,
+    "pending.gate": _AT_TIMES,
+}  # fmt: skip
 _QUANTIZATION: Final = {"bits": "int", "group_size": "int", "mode": "mode"}
 
 KINDS: Final[Mapping[str, Kind]] = MappingProxyType({
@@ -70,6 +84,7 @@ KINDS: Final[Mapping[str, Kind]] = MappingProxyType({
         Kind("kv-concatenated", {"offset": "int"}, _KV, "tokens"),
         Kind("kv-sparse", {"offset": "int"}, {**_KV, **_SPARSE}, "rows"),
         Kind("kv-sparse-quantized", {"offset": "int", **_QUANTIZATION}, {**_QUANTIZED, **_SPARSE}, "rows"),
+        Kind("kv-compressed", {"offset": "int", "max_size": "int"}, _COMPRESSED, "state"),
         Kind("state", {"slots": "int", "left_padding": "ints?", "lengths": "ints?"}, {}, "state"),
         Kind("list", {}, {}, "state"),
     )
@@ -79,6 +94,7 @@ QUANTIZATION_BITS: Final = (2, 3, 4, 5, 6, 8)
 QUANTIZATION_GROUPS: Final = (16, 32, 64, 128)
 BIASED_MODES: Final = ("affine",)
 UNBIASED_MODES: Final = ("mxfp4", "mxfp8", "nvfp4")
+_INTEGERS: Final = frozenset({"U8", "I8", "I16", "U16", "I32", "U32", "I64", "U64"})
 _SLOT: Final = re.compile(r"slot\.(0|[1-9][0-9]{0,3})", re.ASCII)
 
 
@@ -176,6 +192,20 @@ class LayerRecord:
         """The axis of ``role`` that runs over tokens, or None."""
         known = KINDS[self.kind].roles.get(role)
         return None if known is None else known.axis
+
+    def open_shape(self, role: str) -> tuple[int | None, ...] | None:
+        """The shape of ``role`` with None for every extent that follows from the position.
+
+        None instead of a shape where it depends on the position whether the tensor is there at all. Integers in a
+        slot are token ids that a model looks back at, fewer of them near the start.
+        """
+        record, rule = self.tensors[role], KINDS[self.kind].roles.get(role)
+        if rule is None:
+            held = 1 if record.dtype in _INTEGERS else len(record.shape)
+            return tuple(extent if at < held else None for at, extent in enumerate(record.shape))
+        if not rule.steady:
+            return None
+        return tuple(None if at in (rule.axis, rule.open) else extent for at, extent in enumerate(record.shape))
 
     def integer(self, name: str) -> int:
         """An integer scalar."""

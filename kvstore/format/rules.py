@@ -61,6 +61,18 @@ def _check_set(layer: LayerRecord, where: str) -> None:
     biases = sorted({"k.biases", "v.biases"} & set(layer.tensors))
     if layer.scalars.get("mode") in UNBIASED_MODES and biases:
         raise fail("TENSOR_SET_MISMATCH", f"{where} has biases", expected="none in this mode", found=biases)
+    if layer.kind == "kv-compressed":
+        _check_pairs(layer, where)
+
+
+def _check_pairs(layer: LayerRecord, where: str) -> None:
+    """An open group has rows and gates, and an index is one of compressed rows."""
+    found = set(layer.tensors)
+    if ("pending.kv" in found) != ("pending.gate" in found) or ("index" in found and "compressed" not in found):
+        raise fail(
+            "TENSOR_SET_MISMATCH", f"{where} lacks a tensor",
+            expected="both pending ones or none, compressed beside index", found=sorted(found),
+        )  # fmt: skip
 
 
 def _check_never_written(layer: LayerRecord, where: str) -> None:
@@ -76,13 +88,13 @@ def _check_shapes(layer: LayerRecord, where: str) -> None:
     for role, record in layer.tensors.items():
         rule = KINDS[layer.kind].roles.get(role)
         shape = list(record.shape)
-        if rule is None or rule.axis is None:
+        if rule is None:
             continue
         if rule.rank is not None and len(shape) != rule.rank:
             raise fail("SHAPE_INCONSISTENT", f"{where}.{role}", expected=f"{rule.rank} axes", found=shape)
-        if shape[rule.axis] != rows:
+        if rule.axis is not None and shape[rule.axis] != rows:
             raise fail("SHAPE_INCONSISTENT", f"{where}.{role}", expected=f"{rows} rows", found=shape)
-        if rule.rank == 4 and shape[0] != 1:
+        if role != "positions" and shape[0] != 1:
             raise fail("SHAPE_INCONSISTENT", f"{where}.{role}", expected="a batch of 1", found=shape)
     _check_heads(layer, where)
 
@@ -173,6 +185,31 @@ def _sparse_quantized(layer: LayerRecord, where: str) -> None:
     _sparse(layer, where)
 
 
+def _compressed(layer: LayerRecord, where: str) -> None:
+    """A window, one row for every full group of tokens, and the tokens of the group that is not full yet."""
+    offset, size = layer.offset or 0, layer.integer("max_size")
+    if size < 1:
+        raise fail("CACHE_STATE_INVALID", f"{where}.max_size", expected="at least 1", found=size)
+    rows = {role: record.shape[1] for role, record in layer.tensors.items()}
+    if rows["window"] != min(offset, size):
+        raise fail("SHAPE_INCONSISTENT", f"{where}.window rows", expected=min(offset, size), found=rows["window"])
+    groups, pending = rows.get("compressed"), rows.get("pending.kv", 0)
+    if rows.get("index", groups) != groups or rows.get("pending.gate", 0) != pending:
+        raise fail("SHAPE_INCONSISTENT", f"{where}: rows that go together", expected="one number", found=dict(rows))
+    if not _is_grouping(offset, groups, pending):
+        raise fail(
+            "SHAPE_INCONSISTENT", f"{where}: groups and pending rows", expected=f"equal groups of {offset} tokens",
+            found=f"{groups or 0} groups, {pending} pending",
+        )  # fmt: skip
+
+
+def _is_grouping(offset: int, groups: int | None, pending: int) -> bool:
+    """Whether so many groups of one size and a rest below that size are ``offset`` tokens."""
+    if groups is None:
+        return pending in (0, offset)
+    return groups > 0 and (offset - pending) % groups == 0 and pending < (offset - pending) // groups
+
+
 def _state(layer: LayerRecord, where: str) -> None:
     slots = layer.integer("slots")
     for role, record in layer.tensors.items():
@@ -190,5 +227,6 @@ _BY_KIND: Final[Mapping[str, Callable[[LayerRecord, str], None]]] = {
     "kv-concatenated": _concatenated,
     "kv-sparse": _sparse,
     "kv-sparse-quantized": _sparse_quantized,
+    "kv-compressed": _compressed,
     "state": _state,
 }

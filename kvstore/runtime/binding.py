@@ -12,8 +12,9 @@ from __future__ import annotations
 
 import os
 import weakref
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal
 
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 
 __all__ = ["DEFAULT_SAMPLE", "BoundModel", "bind", "identity_of", "load_model", "require_bound"]
 
+_SMALL_BYTES: Final = 2**12
 DEFAULT_SAMPLE: Final = 16
 """Parameters that :func:`bind` compares beside the first, the last and all of the adapter's."""
 
@@ -47,13 +49,19 @@ class BoundModel:
     identity: ModelIdentity
     evidence: Literal["loaded", "compared"]
     compared: int = 0
-    _parameters: Mapping[str, weakref.ref[Any]] = field(default_factory=dict, repr=False, compare=False)
+    _parameters: Mapping[str, Callable[[], Any]] = field(default_factory=dict, repr=False, compare=False)
 
     def replaced_parameters(self) -> list[str]:
-        """Names of parameters that are other arrays than at binding: new weights, an adapter, a quantization."""
+        """Names of parameters that are others than at binding: new weights, an adapter, a quantization.
+
+        A few models put a small parameter anew at each forward pass, clipped and in float32, with its value as it
+        was (gemma3n): that is no replacement, as long as others of its parameters are the very arrays.
+        """
         live = dict(_parameters(self.model))
-        gone = [name for name, ref in self._parameters.items() if name not in live or ref() is not live[name]]
-        return gone + [name for name in live if name not in self._parameters]
+        moved = [name for name, ref in self._parameters.items() if name not in live or ref() is not live[name]]
+        if len(moved) < len(self._parameters):
+            moved = [name for name in moved if not _same_value(self._parameters[name](), live.get(name))]
+        return moved + [name for name in live if name not in self._parameters]
 
 
 def load_model(
@@ -215,8 +223,26 @@ def _parameters(model: nn.Module) -> Iterator[tuple[str, Any]]:
     yield from tree_flatten(model.parameters())
 
 
-def _references(model: nn.Module) -> dict[str, weakref.ref[Any]]:
-    return {name: weakref.ref(array) for name, array in _parameters(model)}
+def _references(model: nn.Module) -> dict[str, Callable[[], Any]]:
+    """How to get at each parameter as it was at binding; small ones are kept, so that their values can be compared."""
+    return {
+        name: partial(_itself, array) if array.nbytes <= _SMALL_BYTES else weakref.ref(array)
+        for name, array in _parameters(model)
+    }
+
+
+def _itself(array: Any) -> Any:
+    return array
+
+
+def _same_value(bound: Any, live: Any) -> bool:
+    """Whether a parameter that was put anew still has the value that it had, its dtype widened at most."""
+    from kvstore.runtime.compare import same_bits
+
+    return (
+        bound is not None and live is not None and bound.shape == live.shape and live.dtype.size >= bound.dtype.size
+        and same_bits(bound.astype(live.dtype), live)
+    )  # fmt: skip
 
 
 def _text(path: Path | None) -> str | None:

@@ -17,7 +17,7 @@ from mlx.utils import tree_flatten
 
 from kvstore.errors import KVStoreError, fail
 
-__all__ = ["compare_models"]
+__all__ = ["compare_models", "same_bits"]
 
 _ADAPTER_LEAVES: Final = ("lora_a", "lora_b", "m")
 _UINTS: Final = {1: mx.uint8, 2: mx.uint16, 4: mx.uint32, 8: mx.uint64}
@@ -48,7 +48,7 @@ def compare_models(
     theirs = {name: theirs[name] for name in names}
     files.update(_nothing(files.parameters()))
     for name in names:
-        if not _same_bits(mine[name], theirs.pop(name)):
+        if not same_bits(mine[name], theirs.pop(name)):
             raise _mismatch(f"parameter {name} has other bits than the files", None, None, parameter=name)
     mx.clear_cache()  # MLX would keep the copies' memory for reuse.
     return len(names)
@@ -73,7 +73,7 @@ def _sampled(names: list[str], sample: int | None) -> list[str]:
     return [name for name in names if name in wanted]
 
 
-def _same_bits(a: mx.array, b: mx.array) -> bool:
+def same_bits(a: mx.array, b: mx.array) -> bool:
     """Bits, not values: a NaN equals itself, and −0 is not 0."""
     if a.size == 0:
         return True
@@ -127,7 +127,7 @@ def _is_plain(value: Any) -> bool:
 
 def _equal(a: Any, b: Any) -> bool:
     if isinstance(a, mx.array) and isinstance(b, mx.array):
-        return bool(a.dtype == b.dtype and a.shape == b.shape and _same_bits(a, b))
+        return bool(a.dtype == b.dtype and a.shape == b.shape and same_bits(a, b))
     return type(a) is type(b) and bool(a == b)
 
 

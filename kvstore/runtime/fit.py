@@ -26,18 +26,18 @@ def require_fit(layers: Sequence[LayerRecord], made: Sequence[LayerRecord]) -> N
     if len(layers) != len(made) or have.keys() != want.keys():
         raise _misfit("the number of caches", len(want), len(have))
     for path, layer in have.items():
-        for role, record in layer.tensors.items():
-            other = want[path].tensors.get(role)
-            if other is not None:
-                axis = layer.axis(role)
-                expected, found = (_open(r.dtype, r.shape, axis) for r in (other, record))
+        for role in layer.tensors:
+            if role in want[path].tensors:
+                expected, found = _open(want[path], role), _open(layer, role)
                 if expected != found:
                     raise _misfit(f"layers[{path}].{role}", expected, found)
 
 
-def _open(dtype: str, shape: tuple[int, ...], axis: int | None) -> str:
-    """Dtype and shape in text, the token axis left open."""
-    return f"{dtype} [{', '.join('rows' if i == axis else str(n) for i, n in enumerate(shape))}]"
+def _open(layer: LayerRecord, role: str) -> str:
+    """Dtype and shape in text, open where the position decides."""
+    shape = layer.open_shape(role)
+    known = "" if shape is None else f" [{', '.join('any' if n is None else str(n) for n in shape)}]"
+    return layer.tensors[role].dtype + known
 
 
 def _misfit(what: str, expected: Json, found: Json) -> KVStoreError:

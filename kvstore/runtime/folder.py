@@ -15,7 +15,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, Final
 
-from kvstore.errors import fail
+from kvstore.errors import KVStoreError, fail
 from kvstore.format.configs import MAX_FOLDER_JSON_BYTES, parse_folder_json
 from kvstore.format.digest import Digest
 from kvstore.format.model import FileRecord
@@ -197,6 +197,9 @@ def load_errors(path: Path) -> Iterator[None]:
     """
     try:
         yield
-    except (ValueError, KeyError, TypeError, AttributeError, OSError, RuntimeError) as error:
+    except KVStoreError:
+        raise
+    except (Exception, SystemExit) as error:
+        # Anything: transformers has error types of its own, and a model file that lacks a package calls exit.
         text = str(error).strip() or type(error).__name__
         raise fail("MODEL_FOLDER_INVALID", f"mlx-lm cannot load {path}: {text[:500]}", path=str(path)) from error

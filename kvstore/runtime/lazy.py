@@ -54,4 +54,5 @@ def options_of(layers: tuple[LayerRecord, ...]) -> CacheOptions:
         max_kv_size=None if window is None else window.integer("max_size"),
         kv_bits=None if quantized is None else quantized.integer("bits"),
         kv_group_size=64 if quantized is None else quantized.integer("group_size"),
+        concatenated=any(leaf.kind == "kv-concatenated" for leaf in found),
     )

@@ -1,6 +1,7 @@
 """What caches a model makes, found without computing any.
 
-The model's own caches are run through one lazy forward pass of one token. MLX builds
+The model's own caches are run through one lazy forward pass of one token (and of many,
+where that shows too little). MLX builds
 the graph and with it every shape and dtype; nothing is evaluated, so a model of any
 size costs some kilobytes and a tenth of a second. What a layer looks like after more
 tokens follows from its kind. So ``plan``, ``match`` and ``load`` know the cache
@@ -12,7 +13,7 @@ from __future__ import annotations
 import copy
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from types import MappingProxyType
@@ -20,11 +21,12 @@ from typing import TYPE_CHECKING, Any, Final
 
 from kvstore.errors import fail
 from kvstore.format.compat import Signature, signature
-from kvstore.format.layers import LayerRecord, Scalar, leaves
+from kvstore.format.layers import LayerRecord, leaves
 from kvstore.format.layout import Layout, layout_of
 from kvstore.limits import MAX_TOKENS
 from kvstore.runtime.binding import BoundModel
 from kvstore.runtime.folder import Folder, load_errors, locate
+from kvstore.runtime.grow import MANY_TOKENS, grown, grows_unseen
 from kvstore.runtime.identity import WEIGHT_PATTERN, effective_config
 from kvstore.store.file_digests import FileDigests
 
@@ -34,7 +36,6 @@ if TYPE_CHECKING:
 
 __all__ = ["CacheOptions", "Probe", "make_cache", "probe", "probe_config", "probe_folder", "quantize_cache"]
 
-_EVERY_TOKEN: Final = ("kv", "kv-quantized", "kv-concatenated")
 _CONFIG_DTYPES: Final = ("bfloat16", "float16", "float32")
 
 
@@ -46,11 +47,13 @@ class CacheOptions:
         max_kv_size: Window of every layer, for models that do not make their own caches.
         kv_bits: Bits of keys and values, or None for no quantization.
         kv_group_size: Elements that share a scale.
+        concatenated: ``ConcatenateKVCache`` instead of ``KVCache``, for callers that make their caches so.
     """
 
     max_kv_size: int | None = None
     kv_bits: int | None = None
     kv_group_size: int = 64
+    concatenated: bool = False
 
 
 @dataclass(frozen=True)
@@ -60,10 +63,12 @@ class Probe:
     Attributes:
         layers: Layer records after one token.
         options: What they were made with.
+        later: Layer records after many tokens, where one does not show what a layer grows to; else empty.
     """
 
     layers: tuple[LayerRecord, ...]
     options: CacheOptions
+    later: tuple[LayerRecord, ...] = ()
 
     @cached_property
     def signature(self) -> Signature:
@@ -78,7 +83,8 @@ class Probe:
         """
         if not 1 <= token_count <= MAX_TOKENS:
             raise fail("USAGE", "token count", expected=f"1 to {MAX_TOKENS}", found=token_count)
-        return tuple(_grown(layer, token_count) for layer in self.layers)
+        late = self.later or self.layers
+        return tuple(grown(first, then, token_count) for first, then in zip(self.layers, late, strict=True))
 
     def layout_at(self, token_count: int) -> Layout:
         """The buffers that an entry of ``token_count`` tokens holds."""
@@ -114,11 +120,16 @@ def probe(model: BoundModel | nn.Module, options: CacheOptions | None = None) ->
 
     module: Any = model.model if isinstance(model, BoundModel) else model
     wanted = options or CacheOptions()
-    caches = _fresh(module, wanted)
-    _run_lazily(module, caches)
-    # Not before: a cache made quantized refuses bits that one quantized later takes.
-    quantize_cache(caches, wanted)
-    return Probe(describe(caches), wanted)
+
+    def after(tokens: int) -> tuple[LayerRecord, ...]:
+        caches = _fresh(module, wanted)
+        _run_lazily(module, caches, tokens)
+        # Not before: a cache made quantized refuses bits that one quantized later takes.
+        quantize_cache(caches, wanted)
+        return describe(caches)
+
+    first = after(1)
+    return Probe(first, wanted, after(MANY_TOKENS) if any(grows_unseen(leaf) for _, leaf in leaves(first)) else ())
 
 
 def probe_folder(path: str | os.PathLike[str], options: CacheOptions | None = None) -> Probe:
@@ -211,15 +222,18 @@ def _config_dtype(config: Mapping[str, Any]) -> str:
 
 
 def _fresh(model: Any, options: CacheOptions) -> list[Any]:
-    from mlx_lm.models.cache import make_prompt_cache
+    from mlx_lm.models import cache as module
 
-    return list(make_prompt_cache(model, options.max_kv_size))
+    made = module.make_prompt_cache(model, options.max_kv_size)
+    if not options.concatenated:
+        return list(made)
+    return [module.ConcatenateKVCache() if type(item) is module.KVCache else item for item in made]
 
 
-def _run_lazily(model: Any, caches: list[Any]) -> None:
+def _run_lazily(model: Any, caches: list[Any], tokens: int) -> None:
     import mlx.core as mx
 
-    token = mx.zeros((1, 1), dtype=mx.uint32)
+    token = mx.zeros((1, tokens), dtype=mx.uint32)
     forward = _FORWARDS.get(type(model).__module__)
     if forward is None:
         model(token, cache=caches)
@@ -236,27 +250,3 @@ def _dbrx(model: Any, token: mx.array, caches: list[Any]) -> None:
 
 _FORWARDS: Final[Mapping[str, Callable[[Any, Any, list[Any]], None]]] = MappingProxyType({"mlx_lm.models.dbrx": _dbrx})
 """Models whose forward pass evaluates something, by module: how to reach their caches without."""
-
-
-def _grown(layer: LayerRecord, count: int) -> LayerRecord:
-    """The layer after ``count`` tokens instead of one."""
-    if layer.kind == "list":
-        return replace(layer, children=tuple(_grown(child, count) for child in layer.children))
-    if layer.never_written or layer.offset is None:
-        return layer
-    rows, scalars = count, dict[str, Scalar](offset=count)
-    if layer.kind == "kv-rotating":
-        rows = min(count, layer.integer("max_size"))
-        scalars["ring_index"] = rows
-    elif layer.kind == "kv-chunked":
-        rows = min(count, layer.integer("chunk_size"))
-        scalars["start"] = count - rows
-    elif layer.kind not in _EVERY_TOKEN:
-        raise fail("KIND_UNSUPPORTED", "probe", expected=list(_EVERY_TOKEN), found=layer.kind)
-    tensors = {
-        role: replace(tensor, shape=tuple(rows if at == layer.axis(role) else n for at, n in enumerate(tensor.shape)))
-        for role, tensor in layer.tensors.items()
-    }
-    return replace(
-        layer, scalars=MappingProxyType({**layer.scalars, **scalars}), tensors=MappingProxyType(tensors)
-    )

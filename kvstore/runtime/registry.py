@@ -2,7 +2,7 @@
 
 A class is looked up exactly (``type(cache) is cls``): a subclass may keep state that its
 parent's handler knows nothing of, so it is refused until someone registers it. The
-built-in handlers are in ``kinds_kv``, ``kinds_state``, ``kinds_sparse``; :func:`register_kind` adds one.
+built-in handlers are in the modules ``kinds_*``; :func:`register_kind` adds one.
 
 A handler never evaluates anything: it reads shapes and Python integers, so the same code
 describes a cache with gigabytes in it and a lazy one that no kernel has touched.
@@ -147,10 +147,11 @@ def _register(cls: type, handler: KindHandler) -> None:
 @memo
 def _load_builtin() -> None:
     """Register mlx_lm's classes and ours on first use: it takes a second to import, and whoever has a cache did it."""
-    from kvstore.runtime import kinds_kv, kinds_sparse, kinds_state
+    from kvstore.runtime import kinds_compressed, kinds_kv, kinds_sparse, kinds_state
 
-    for cls, handler in (*kinds_kv.builtin(), *kinds_state.builtin(), *kinds_sparse.builtin()):
-        _register(cls, handler)
+    for module in (kinds_kv, kinds_state, kinds_sparse, kinds_compressed):
+        for cls, handler in module.builtin():
+            _register(cls, handler)
 
 
 def handler_for_class(cls: type, where: str = "cache") -> KindHandler:

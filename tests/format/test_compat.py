@@ -81,7 +81,7 @@ WANTED: dict[str, tuple[Wanted, str, str]] = {
     "kept rows": (replace(FITS, signature=resigned("2", keep=0)), "SIGNATURE_MISMATCH", "layers[2].keep"),
     "dtype": (replace(FITS, signature=resigned("0", **{"tensors.k": {"dtype": "F16", "shape": [1, 2, None, 8]}})),
               "SIGNATURE_MISMATCH", "layers[0].tensors.k"),
-    "a layer less": (replace(FITS, signature={k: v for k, v in (FITS.signature or {}).items() if k != "9"}),
+    "a layer less": (replace(FITS, signature={k: v for k, v in (FITS.signature or {}).items() if k != "10"}),
                      "LAYER_COUNT_MISMATCH", "layers"),
     "a list instead of a layer": (
         replace(FITS, signature={("0.0" if k == "0" else k): v for k, v in (FITS.signature or {}).items()}),

@@ -115,6 +115,7 @@ SPANS: dict[str, tuple[LayerRecord, Span | None]] = {
     "concatenated, with trimmed rows": (LEAVES["kv-concatenated"], Span("tokens", 0, COUNT + 2, 0)),
     "sparse": (LEAVES["kv-sparse"], Span("rows", 0, 40, 0)),
     "sparse, nothing left": (layer("kv-sparse", kv_tensors(0), offset=9), None),
+    "compressed": (LEAVES["kv-compressed"], Span("state", 0, 0, 0)),
     "state": (LEAVES["state"], Span("state", 0, 0, 0)),
 }
 
@@ -147,6 +148,7 @@ CUTS: dict[str, tuple[LayerRecord, int]] = {
     ),
     "concatenated: not at all": (LEAVES["kv-concatenated"], COUNT),
     "sparse: not at all": (LEAVES["kv-sparse"], COUNT),
+    "compressed: not at all": (LEAVES["kv-compressed"], COUNT),
     "state: only where it was saved": (LEAVES["state"], -1),
 }  # fmt: skip
 
@@ -154,3 +156,19 @@ CUTS: dict[str, tuple[LayerRecord, int]] = {
 @pytest.mark.parametrize(("record", "lowest"), CUTS.values(), ids=CUTS)
 def test_lowest_cut(record: LayerRecord, lowest: int) -> None:
     assert record.lowest_cut == lowest
+
+
+OPEN: dict[str, tuple[LayerRecord, str, tuple[int | None, ...] | None]] = {
+    "rows": (LEAVES["kv"], "k", (1, 2, None, 8)),
+    "rows of positions": (LEAVES["kv-sparse"], "positions", (2, None)),
+    "a window": (LEAVES["kv-compressed"], "window", (1, None, 8)),
+    "there at times": (LEAVES["kv-compressed"], "pending.kv", None),
+    "a snapshot": (LEAVES["state"], "slot.2", (1, 4, 8, 8)),
+    "token ids in a snapshot": (layer("state", {"slot.0": ("I64", [1, 3])}, slots=1), "slot.0", (1, None)),
+    "flags in a snapshot": (layer("state", {"slot.0": ("BOOL", [1, 3])}, slots=1), "slot.0", (1, 3)),
+}
+
+
+@pytest.mark.parametrize(("record", "role", "shape"), OPEN.values(), ids=OPEN)
+def test_what_the_position_decides_is_open(record: LayerRecord, role: str, shape: Any) -> None:
+    assert record.open_shape(role) == shape

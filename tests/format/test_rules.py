@@ -11,7 +11,16 @@ from hypothesis import strategies as st
 from kvstore.errors import KVStoreError
 from kvstore.format.layers import LayerRecord, TensorRecord
 from kvstore.format.rules import check_layers
-from tests.samples import COUNT, LEAVES, NEVER_WRITTEN, QUANTIZATION, kv_tensors, layer, packed_tensors
+from tests.samples import (
+    COUNT,
+    LEAVES,
+    NEVER_WRITTEN,
+    QUANTIZATION,
+    compressed_tensors,
+    kv_tensors,
+    layer,
+    packed_tensors,
+)  # fmt: skip
 from tests.strategies import canonical_leaf, layer_lists, unwritten
 
 
@@ -28,6 +37,11 @@ def with_tensors(kind: str, *without: str, **changes: tuple[str, list[int]]) -> 
 
 def ring(offset: int, rows: int, size: int, keep: int, index: int) -> LayerRecord:
     return layer("kv-rotating", kv_tensors(rows), offset=offset, max_size=size, keep=keep, ring_index=index)
+
+
+def packed_groups(window: int, groups: int, pending: int, *without: str) -> LayerRecord:
+    tensors = {role: spec for role, spec in compressed_tensors(window, groups, pending).items() if role not in without}
+    return layer("kv-compressed", tensors, offset=COUNT, max_size=128)
 
 
 def never(kind: str, **changes: Any) -> LayerRecord:
@@ -94,6 +108,24 @@ WRONG: dict[str, tuple[LayerRecord, str]] = {
     "sparse quantized, too many": (
         layer("kv-sparse-quantized", packed_tensors(COUNT + 1), offset=COUNT, **QUANTIZATION), "SHAPE_INCONSISTENT"
     ),
+    "compressed, window too long": (packed_groups(129, 75, 0), "SHAPE_INCONSISTENT"),
+    "compressed, window too short": (packed_groups(127, 75, 0), "SHAPE_INCONSISTENT"),
+    "compressed, groups that are no groups": (packed_groups(128, 74, 0), "SHAPE_INCONSISTENT"),
+    "compressed, a whole group pending": (packed_groups(128, 74, 8), "SHAPE_INCONSISTENT"),
+    "compressed, no groups": (packed_groups(128, 0, COUNT), "SHAPE_INCONSISTENT"),
+    "compressed, tokens nowhere": (packed_groups(128, 1, 7, "compressed", "index"), "SHAPE_INCONSISTENT"),
+    "compressed, index of other rows": (
+        with_tensors("kv-compressed", index=("BF16", [1, 74, 4])), "SHAPE_INCONSISTENT"
+    ),
+    "compressed, gates of other rows": (
+        with_tensors("kv-compressed", **{"pending.gate": ("F32", [1, 1, 8])}), "SHAPE_INCONSISTENT"
+    ),
+    "compressed, no gates": (with_tensors("kv-compressed", "pending.gate"), "TENSOR_SET_MISMATCH"),
+    "compressed, index alone": (with_tensors("kv-compressed", "compressed"), "TENSOR_SET_MISMATCH"),
+    "compressed, no window": (with_tensors("kv-compressed", "window"), "TENSOR_SET_MISMATCH"),
+    "compressed of batch 2": (with_tensors("kv-compressed", window=("BF16", [2, 128, 8])), "SHAPE_INCONSISTENT"),
+    "compressed of rank 4": (with_tensors("kv-compressed", window=("BF16", [1, 1, 128, 8])), "SHAPE_INCONSISTENT"),
+    "window of 0": (with_scalars("kv-compressed", max_size=0), "CACHE_STATE_INVALID"),
     "state of batch 2": (with_tensors("state", **{"slot.0": ("BF16", [2, 3])}), "SHAPE_INCONSISTENT"),
     "state of rank 0": (with_tensors("state", **{"slot.0": ("BF16", [])}), "SHAPE_INCONSISTENT"),
     "never written with an offset": (never("kv", offset=3), "CACHE_STATE_INVALID"),
@@ -125,6 +157,13 @@ ALLOWED: dict[str, LayerRecord] = {
     "empty chunk": layer("kv-chunked", kv_tensors(0), offset=COUNT, chunk_size=256, start=COUNT),
     "sparse, all dropped": layer("kv-sparse", kv_tensors(0), offset=COUNT),
     "no positions": with_tensors("kv-sparse", "positions"),
+    "compressed, nothing but the window": with_tensors(
+        "kv-compressed", "compressed", "index", "pending.kv", "pending.gate"
+    ),
+    "compressed, one group not full": packed_groups(128, 1, COUNT, "compressed", "index"),
+    "compressed, a row a token": packed_groups(128, COUNT, 0, "pending.kv", "pending.gate"),
+    "compressed, no index": with_tensors("kv-compressed", "index"),
+    "compressed, some pending": packed_groups(128, 85, 5),
     "values without width": with_tensors("kv", v=("BF16", [1, 2, COUNT, 0])),
     "absent slots": with_tensors("state", "slot.0"),
 }

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -55,9 +57,13 @@ def read_arrays(path: str) -> dict[str, Any]:
 
 
 def real_folder(
-    path: Path, config: dict[str, Any], *, seed: int = 0, bits: int | None = None, dtype: str = "float32"
-) -> Path:
-    """A folder that mlx-lm loads: random weights for ``config``, and a tokenizer that knows ``w0`` to ``w63``."""
+    path: Path, config: dict[str, Any], *, seed: int = 0, bits: int | None = None, dtype: str = "float32",
+    prepare: Callable[[Any], None] | None = None,
+) -> Path:  # fmt: skip
+    """A folder that mlx-lm loads: random weights for ``config``, and a tokenizer that knows ``w0`` to ``w63``.
+
+    ``prepare`` may change the weights before they take their dtype.
+    """
     import mlx.core as mx
     from mlx.utils import tree_flatten
     from mlx_lm import utils
@@ -66,7 +72,9 @@ def real_folder(
     path.mkdir(parents=True)
     model_class, arguments = utils._get_classes(config)
     mx.random.seed(seed)
-    model = model_class(arguments.from_dict(dict(config)))
+    model = model_class(arguments.from_dict(copy.deepcopy(config)))
+    if prepare is not None:
+        prepare(model)
     model.set_dtype(getattr(mx, dtype))
     if bits is not None:
         model, config = utils.quantize_model(model, dict(config), group_size=32, bits=bits)

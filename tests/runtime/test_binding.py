@@ -19,6 +19,8 @@ from mlx.utils import tree_flatten, tree_unflatten
 from kvstore.errors import IncompatibleError, InvalidError, UsageError
 from kvstore.runtime.binding import BoundModel, bind, identity_of, load_model, require_bound
 from kvstore.runtime.identity import ModelIdentity
+from tests.families.folders import family_folder
+from tests.families.tables import FAMILIES
 from tests.runtime.model_folders import CONFIG, edit_json, fake_folder, read_arrays, real_adapter, real_folder
 
 TINY = {key: value for key, value in CONFIG.items() if not key.startswith("_")}
@@ -336,3 +338,26 @@ def test_a_sharded_run_is_refused(base: Path, tmp_path: Path) -> None:
         for rank in range(2)
     ]  # fmt: skip
     assert [rank.communicate(timeout=120)[0].split() for rank in ranks] == [["SHARD_UNSUPPORTED", "2"]] * 2
+
+
+def test_a_model_that_puts_a_parameter_anew_at_each_pass_stays_bound(tmp_path: Path) -> None:
+    """gemma3n clips two small matrices and makes them float32; its other weights are the very arrays."""
+    bound = load_model(family_folder(tmp_path, FAMILIES["gemma3n"]))
+    bound.model(mx.array([[1, 2, 3]]))
+    assert require_bound(bound) is bound
+    name = "model.language_model.layers.0.altup.correction_coefs.weight"
+    value = dict(tree_flatten(bound.model.parameters()))[name]
+    bound.model.update(tree_unflatten([(name, value + 1)]))
+    with pytest.raises(IncompatibleError) as error:
+        require_bound(bound)
+    assert error.value.code == "BINDING_MISMATCH"
+
+
+def test_a_small_model_in_another_dtype_is_another(tmp_path: Path) -> None:
+    """Values alone would not tell: every parameter was put anew."""
+    small = {**TINY, "hidden_size": 16, "vocab_size": 32, "intermediate_size": 16}
+    bound = load_model(real_folder(tmp_path / "model", small, dtype="bfloat16"))
+    bound.model.set_dtype(mx.float32)
+    with pytest.raises(IncompatibleError) as error:
+        require_bound(bound)
+    assert error.value.code == "BINDING_MISMATCH"
