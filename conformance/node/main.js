@@ -69,7 +69,8 @@ async function main(args) {
     const result = prefix(() => parseInput(input()));
     finish(result, { chain: result.chain });
   } else {
-    throw new Error(USAGE);
+    process.stderr.write(`${USAGE}\n`);
+    process.exitCode = 2;
   }
 }
 
