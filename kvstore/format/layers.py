@@ -144,7 +144,8 @@ class LayerRecord:
         """Stored rows along the token axis; 0 for snapshots and for layers never written."""
         for role, record in self.tensors.items():
             axis = self.axis(role)
-            if axis is not None:
+            # A shape too short for its axis has no rows; ``rules`` refuses its rank.
+            if axis is not None and axis < len(record.shape):
                 return record.shape[axis]
         return 0
 

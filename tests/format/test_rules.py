@@ -177,3 +177,16 @@ def test_allowed(record: LayerRecord) -> None:
 @given(st.integers(1, 1500).flatmap(lambda count: layer_lists(count).map(lambda layers: (layers, count))))
 def test_every_kind_is_accepted(case: tuple[tuple[LayerRecord, ...], int]) -> None:
     check_layers(*case)
+
+
+@pytest.mark.parametrize(("kind", "role"), [(kind, role) for kind, record in LEAVES.items() for role in record.tensors])
+def test_a_shape_with_fewer_axes_is_refused_and_nothing_else_happens(kind: str, role: str) -> None:
+    record = LEAVES[kind].tensors[role]
+    for rank in range(len(record.shape)):
+        short = with_tensors(kind, **{role: (record.dtype, list(record.shape[:rank]))})
+        try:
+            check_layers((short,), COUNT)
+        except KVStoreError as error:
+            assert error.code in ("SHAPE_INCONSISTENT", "CACHE_STATE_INVALID")
+        else:
+            assert kind == "state", "only a slot may have any rank"
