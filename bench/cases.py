@@ -29,7 +29,9 @@ class Case:
     @property
     def path(self) -> Path:
         """The file of the cache, as ``mlx_lm`` writes it; the token ids lie beside it."""
-        return gemma.cache_path(self.tokens) if self.shape is None else gemma.OUT / f"{self.shape}-{self.tokens}.safetensors"
+        if self.shape is None:
+            return gemma.cache_path(self.tokens)
+        return gemma.OUT / f"{self.shape}-{self.tokens}.safetensors"
 
     def prepare(self) -> None:
         """Make model and cache unless they are there."""
@@ -73,7 +75,7 @@ class Case:
         return CacheOptions(kv_bits=self.bits)
 
     def arrays(self, cache: list[Any]) -> dict[str, Any]:
-        """The rows that count, trimmed and in temporal order, by the names that R1 gives them: what both sides store."""
+        """The rows that count, trimmed and in temporal order, by R1's names: what both sides store."""
         import mlx.core as mx
         import numpy as np
 

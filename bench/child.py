@@ -13,7 +13,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Self
 
 from bench import r1
 from bench.cases import Case, case
@@ -36,7 +36,7 @@ def run_task(name: str, **arguments: Any) -> dict[str, Any]:
 class Meter:
     """Seconds and memory of a piece of work."""
 
-    def __enter__(self) -> Meter:
+    def __enter__(self) -> Self:
         if _CLEAR_REFS.exists():
             _CLEAR_REFS.write_text("5")
         self._before = _resident("VmRSS")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 from pathlib import Path
-from typing import Final
+from typing import Final, Self
 
 __all__ = ["Others", "cores", "wait_until_quiet"]
 
@@ -24,7 +24,7 @@ class Others:
 
     cores: float | None = None
 
-    def __enter__(self) -> Others:
+    def __enter__(self) -> Self:
         self._wall, self._own, self._busy = time.perf_counter(), time.process_time(), _busy()
         return self
 

@@ -121,7 +121,7 @@ def _by_token(rows: Words, ids: list[int], random: np.random.Generator) -> Words
 
 
 def _source() -> tuple[dict[str, Words], Words]:
-    """Real channels ``[channels, tokens]`` of keys and of values, and the first layer's values ``[tokens, channels]``."""
+    """Real channels ``[channels, tokens]`` of keys and values, and the first layer's values ``[tokens, channels]``."""
     import mlx.core as mx
     from mlx_lm.models.cache import KVCache
 

@@ -143,7 +143,7 @@ def _known(path: Path, remembered: Mapping[str, FileFact]) -> FileFact | None:
 def _read(path: Path, *, stop: Stop) -> FileFact:
     hasher = hashlib.sha256()
     try:
-        with open(open_plain(path), "rb", buffering=0) as file:
+        with os.fdopen(open_plain(path), "rb", buffering=0) as file:
             before = _stamp(os.fstat(file.fileno()))
             buffer = bytearray(_CHUNK)
             while count := file.readinto(buffer):

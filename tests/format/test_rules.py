@@ -182,11 +182,8 @@ def test_every_kind_is_accepted(case: tuple[tuple[LayerRecord, ...], int]) -> No
 @pytest.mark.parametrize(("kind", "role"), [(kind, role) for kind, record in LEAVES.items() for role in record.tensors])
 def test_a_shape_with_fewer_axes_is_refused_and_nothing_else_happens(kind: str, role: str) -> None:
     record = LEAVES[kind].tensors[role]
-    for rank in range(len(record.shape)):
+    for rank in range(1 if kind == "state" else len(record.shape)):  # a slot may have any rank but none
         short = with_tensors(kind, **{role: (record.dtype, list(record.shape[:rank]))})
-        try:
+        with pytest.raises(KVStoreError) as caught:
             check_layers((short,), COUNT)
-        except KVStoreError as error:
-            assert error.code in ("SHAPE_INCONSISTENT", "CACHE_STATE_INVALID")
-        else:
-            assert kind == "state", "only a slot may have any rank"
+        assert caught.value.code in ("SHAPE_INCONSISTENT", "CACHE_STATE_INVALID")
