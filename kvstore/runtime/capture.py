@@ -23,6 +23,7 @@ from kvstore.format.tensors import Payload, Seal
 from kvstore.runtime.base import Base, place_of
 from kvstore.runtime.identity import ModelIdentity
 from kvstore.runtime.kinds import describe, views
+from kvstore.runtime.media import require_media
 from kvstore.runtime.rows import Rows
 from kvstore.store.parallel import Stop, run_parallel
 
@@ -67,12 +68,13 @@ def capture(
         cache: One cache object for each layer, as ``make_prompt_cache`` returns them.
         token_ids: The tokens that the cache is the state of, all of them and no more.
         method: The lossy method that made the state, if one did.
-        media: Images and the like within the prefix.
+        media: Images and the like within the prefix; all of them, where the model's config says which ids are media.
         base: What the cache was before: segments that are still the same are not hashed again.
         cancelled: Asked between payloads.
 
     Raises:
-        InvalidError: CACHE_EMPTY, CACHE_INCONSISTENT, CACHE_BATCHED, METHOD_MISSING, TOKEN_ID_RANGE.
+        InvalidError: CACHE_EMPTY, CACHE_INCONSISTENT, CACHE_BATCHED, METHOD_MISSING, MEDIA_DIGEST_MISSING,
+            TOKEN_ID_RANGE.
         UnsupportedError: CACHE_CLASS_UNKNOWN, DTYPE_UNSUPPORTED.
         CancelledError: CANCELLED.
     """
@@ -80,6 +82,7 @@ def capture(
     name = parse_namespace(namespace)
     layers = describe(cache)
     check_layers_agree(layers, int(ids.size))
+    require_media(ids, media, identity.media_tokens)
     _check_method(layers, method)
     jobs = _jobs(layers, views(cache))
     marked = run_parallel(lambda job: _ref(job, base), jobs, stop=Stop(cancelled))

@@ -28,6 +28,7 @@ from kvstore.format.digest import Digest, tagged_digest
 from kvstore.format.json import Json, canonical_bytes, number_text
 from kvstore.format.model import AdapterRecord, FileRecord, ModelRecord, TokenizerRecord, config_digest
 from kvstore.runtime.folder import Folder, locate
+from kvstore.runtime.media import media_token_ids
 from kvstore.store.file_digests import FileDigests, Stamp, stamp_of
 
 __all__ = ["ADAPTER_KINDS", "WEIGHT_PATTERN", "ModelIdentity", "effective_config"]
@@ -60,6 +61,7 @@ class ModelIdentity:
         path: The folder that the identity was read from.
         adapter_path: The adapter's folder, or None.
         stamps: Stamp of each file that was read.
+        media_tokens: Token ids that stand for images and the like, with the config's names for them.
     """
 
     model: ModelRecord
@@ -68,6 +70,7 @@ class ModelIdentity:
     path: Path = field(compare=False)
     adapter_path: Path | None = field(compare=False, default=None)
     stamps: Mapping[Path, Stamp] = field(compare=False, repr=False, default_factory=dict)
+    media_tokens: Mapping[int, str] = field(compare=False, repr=False, default_factory=dict)
 
     @property
     def digest(self) -> Digest:
@@ -109,6 +112,7 @@ class ModelIdentity:
             path=located.path,
             adapter_path=None if adapter is None else adapter.path,
             stamps=folder.stamps,
+            media_tokens=media_token_ids(effective_config(folder)),
         )
 
     def changed_files(self) -> list[Path]:

@@ -232,7 +232,7 @@ def _check_shapes(arrays: Mapping[str, mx.array], where: str) -> int:
         if array.shape[0] != 1:
             raise fail(
                 "CACHE_BATCHED", f"{where}.{role}", expected="a batch of 1", found=array.shape[0],
-                fix="Put each sequence by itself.",
+                fix="Put each sequence by itself: kvstore.runtime.extract_sequence takes one out.",
             )  # fmt: skip
         if array.shape[1:3] != first.shape[1:3]:
             expected = f"{first.shape[1]} heads, {first.shape[2]} rows"

@@ -50,7 +50,7 @@ class _State(KindHandler):
             if array.shape[0] != 1:
                 raise fail(
                     "CACHE_BATCHED", f"{where}.{role}", expected="a batch of 1", found=array.shape[0],
-                    fix="Put each sequence by itself.",
+                    fix="Put each sequence by itself: kvstore.runtime.extract_sequence takes one out.",
                 )  # fmt: skip
         return found
 
@@ -99,6 +99,9 @@ def _integers(value: mx.array | None, name: str) -> tuple[int, ...] | None:
     if value is None:
         return None
     if value.size != 1:
-        raise fail("CACHE_BATCHED", name, expected="one sequence", found=f"{value.size} values")
+        raise fail(
+            "CACHE_BATCHED", name, expected="one sequence", found=f"{value.size} values",
+            fix="Put each sequence by itself: kvstore.runtime.extract_sequence takes one out.",
+        )  # fmt: skip
     number = value.item()
     return (number,) if isinstance(number, int) else None

@@ -169,7 +169,7 @@ def handler_for_class(cls: type, where: str = "cache") -> KindHandler:
     if cls.__name__ in _BATCH_CLASSES:
         raise fail(
             "CACHE_BATCHED", f"{where} is a {name}", expected="one sequence", found="a batch",
-            fix="Take each sequence out with its extract(index), and put them one by one.",
+            fix="Take each sequence out with kvstore.runtime.extract_sequence(cache, index), and put them one by one.",
         )  # fmt: skip
     raise fail(
         "CACHE_CLASS_UNKNOWN", f"{where} is a {name}, which has no registered kind",
