@@ -79,6 +79,20 @@ class VerbGroup(click.Group):
         command: click.Command = getattr(module, cmd_name)
         return command
 
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Find the verb; for a name that is none, say which ones are like it."""
+        try:
+            return super().resolve_command(ctx, args)
+        except click.UsageError as error:
+            from difflib import get_close_matches
+
+            close = " or ".join(repr(name) for name in get_close_matches(args[0], VERBS, n=2))
+            if not close:
+                raise
+            raise click.UsageError(f"{error.message} Did you mean {close}?", ctx) from None
+
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """List the verbs without importing them."""
         with formatter.section("Commands"):
@@ -136,6 +150,9 @@ def _guarded(run: Any, session: Session) -> int:
 
 
 def _usage(error: click.UsageError, session: Session) -> int:
+    if isinstance(error, click.exceptions.NoArgsIsHelpError) and not session.as_json:
+        click.echo(error.format_message(), err=True)  # the help is no error message
+        return EXIT_USAGE
     text = error.format_message()
     if error.ctx is not None:
         text += f"\nTry '{error.ctx.command_path} --help'."

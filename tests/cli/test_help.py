@@ -52,6 +52,18 @@ def test_version(kv: Run) -> None:
     assert kv("--version").out == __version__ + "\n"
 
 
+def test_without_a_verb_the_help_is_shown_and_no_error_claimed(kv: Run) -> None:
+    ran = kv()
+    assert (ran.code, ran.out) == (2, "")
+    assert ran.err == kv("--help").out
+    assert kv("--json").document["error"]["message"] == "Missing command."
+
+
+def test_a_verb_that_is_none_names_those_that_are_like_it(kv: Run) -> None:
+    assert kv("list").err == "error: No such command 'list'. Did you mean 'ls'?\nTry 'kvstore --help'.\n"
+    assert kv("frobnicate").err == "error: No such command 'frobnicate'.\nTry 'kvstore --help'.\n"
+
+
 def loaded_after(*args: Any, store: Path) -> Any:
     """Which heavy modules the command line has imported when it exits."""
     program = (
