@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, TypeAlias
 
 import numpy as np
 
 from kvstore.errors import fail
 from kvstore.format.boxes import write_box
 from kvstore.format.digest import Digest
-from kvstore.format.filters import boxed, join_planes
+from kvstore.format.filters import join_planes, scratch
 from kvstore.format.object_header import ObjectHeader, checked_layout, parse_header, parse_table
 from kvstore.format.object_layout import Batch, Group, Layout
 from kvstore.format.tensors import Payload, TensorSpec, uint_dtype
@@ -20,6 +20,7 @@ from kvstore.format.zstd import check_frames, decompress_frames
 __all__ = ["ObjectReader", "parse_object"]
 
 Array = np.ndarray[Any, Any]
+Release: TypeAlias = Callable[[int, int], None]
 
 
 class ObjectReader:
@@ -34,10 +35,13 @@ class ObjectReader:
         chunks: The units of work, each a run of like chunks of one or several tensors.
     """
 
-    __slots__ = ("_data", "_ends", "_tensor_header", "chunks", "header", "specs")
+    __slots__ = ("_data", "_ends", "_release", "_tensor_header", "chunks", "header", "specs")
 
-    def __init__(self, data: memoryview, header: ObjectHeader, layout: Layout, ends: Array) -> None:
+    def __init__(
+        self, data: memoryview, header: ObjectHeader, layout: Layout, ends: Array, release: Release | None
+    ) -> None:
         """Use :func:`parse_object`. ``ends[i]`` is where data frame ``i`` begins, ``ends[i + 1]`` where it ends."""
+        self._release = release
         self._data = data
         self._ends = ends
         self._tensor_header = layout.tensor_header
@@ -59,8 +63,8 @@ class ObjectReader:
         """
         for name, _ in chunk.parts:
             _check_destination(name, chunk.group, destinations)
-        for (name, box), words in zip(chunk.parts, self._words(chunk), strict=True):
-            write_box(destinations[name], box, boxed(words, box.shape, chunk.group.filter))
+        for (name, box), found in zip(chunk.parts, self._boxes(chunk), strict=True):
+            write_box(destinations[name], box, found)
 
     def decode_into(self, destinations: Mapping[str, Array]) -> None:
         """Decode the whole payload, chunk by chunk. Raises as :meth:`decode_chunk`."""
@@ -81,8 +85,7 @@ class ObjectReader:
         """
         hasher = hashlib.sha256(self._tensor_header)
         for chunk in self._in_payload_order():
-            box = boxed(self._words(chunk)[0], chunk.parts[0][1].shape, chunk.group.filter)
-            hasher.update(np.ascontiguousarray(box).data)
+            hasher.update(self._boxes(chunk)[0].reshape(-1).data)
         found = f"sha256:{hasher.hexdigest()}"
         if found != self.header.digest:
             raise fail(
@@ -105,15 +108,30 @@ class ObjectReader:
                 box = grid.box(at)
                 yield Batch(group, ((spec.name, box),), frame + at * group.plane_count, box.size * group.itemsize)
 
-    def _words(self, chunk: Batch) -> Any:
-        """The chunk's elements as stored; views that last until this thread decodes again."""
+    def _boxes(self, chunk: Batch) -> Array:
+        """The chunk's boxes ``[chunks, outer, rows, cols]``, contiguous; they last until this thread decodes again."""
+        words, (outer, rows, cols) = self._words(chunk), chunk.parts[0][1].shape
+        if not chunk.group.filter.channel_major:
+            return words.reshape(-1, outer, rows, cols)
+        # One transposition for all, then a plain copy for each: fewer calls than to transpose each to its place.
+        natural = scratch("natural", (len(words), outer, rows, cols), words.dtype)
+        np.copyto(natural, words.reshape(-1, outer, cols, rows).swapaxes(-1, -2))
+        return natural
+
+    def _words(self, chunk: Batch) -> Array:
+        """The chunk's elements as stored, ``[chunks, elements]``."""
         count, planes = len(chunk.parts), chunk.group.plane_count
         begin, end = int(self._ends[chunk.frame]), int(self._ends[chunk.frame + count * planes])
         decoded = decompress_frames(self._data[begin:end], chunk.nbytes).reshape(count, planes, -1)
-        return join_planes(decoded, uint_dtype(chunk.group.dtype), chunk.group.filter)
+        words = join_planes(decoded, uint_dtype(chunk.group.dtype), chunk.group.filter)
+        if self._release is not None:
+            self._release(begin, end)
+        return words
 
 
-def parse_object(data: memoryview, *, digest: Digest, size: int, namespace: str = "default") -> ObjectReader:
+def parse_object(
+    data: memoryview, *, digest: Digest, size: int, namespace: str = "default", release: Release | None = None
+) -> ObjectReader:
     """Check an object's header, frame table and every frame's header and extent; nothing is decoded yet.
 
     Args:
@@ -121,6 +139,7 @@ def parse_object(data: memoryview, *, digest: Digest, size: int, namespace: str 
         digest: The payload's digest by its descriptor.
         size: The payload's size by its descriptor.
         namespace: The namespace that it is read for.
+        release: Called with begin and end of bytes that were decoded, from the thread that did it.
 
     Raises:
         InvalidError: OBJECT_HEADER_INVALID, FRAME_TABLE_INVALID, ST_HEADER_INVALID, ST_SHAPE_OVERFLOW,
@@ -140,7 +159,9 @@ def parse_object(data: memoryview, *, digest: Digest, size: int, namespace: str 
     sizes = parse_table(view, layout.frame_count, start)
     ends = np.concatenate(([start], start + np.cumsum(sizes)))
     check_frames(view, ends[:-1], sizes, layout.contents)
-    return ObjectReader(view, header, layout, ends)
+    if release is not None:
+        release(start, int(ends[-1]))
+    return ObjectReader(view, header, layout, ends, release)
 
 
 def _check_destination(name: str, group: Group, destinations: Mapping[str, Array]) -> None:

@@ -17,7 +17,7 @@ from typing import Any, Final, TypeAlias
 import numpy as np
 
 from kvstore.errors import fail
-from kvstore.format.boxes import Box, box_shape, boxes, read_box
+from kvstore.format.boxes import Box, box_shape, boxes, copy_whole, read_box
 from kvstore.format.digest import Digest
 from kvstore.format.filters import scratch
 from kvstore.format.tensor_header import (
@@ -136,7 +136,7 @@ class Payload:
                 # A run holds boxes of one size only, so each begins at a multiple of its width.
                 room, width = gathered[used : used + nbytes].view(array.dtype), nbytes
                 if box is None:
-                    np.copyto(room.reshape(array.shape), array)
+                    copy_whole(room.reshape(array.shape), array)
                 else:
                     read_box(array, box, room.reshape(box.shape))
                 used += nbytes

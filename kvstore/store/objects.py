@@ -38,6 +38,8 @@ __all__ = ["LocalObjects", "ObjectBackend", "ObjectName", "Staged", "StoredObjec
 _NAME: Final = re.compile(r"([0-9a-f]{64})\.([0-9a-f]{64})\.kvo", re.ASCII)
 _SMALL: Final = 256 * 1024
 """Objects up to this size are read, not mapped: cheaper, and a vanishing drive is an error, not a signal."""
+_LARGE: Final = 4 * 2**20
+_CAN_RELEASE: Final = hasattr(mmap, "MADV_DONTNEED")
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -68,6 +70,9 @@ class StoredObject(Protocol):
 
     data: memoryview
     identity: str
+
+    def release(self, begin: int, end: int) -> None:
+        """These bytes have been read: let go of memory that they take; whoever reads them again gets them again."""
 
     def close(self) -> None:
         """Release the bytes; views into them keep them alive until they are gone too."""
@@ -128,6 +133,12 @@ class MappedObject:
         else:
             # One byte more than there should be shows a file that grew.
             self.data = memoryview(os.read(fd, status.st_size + 1))
+
+    def release(self, begin: int, end: int) -> None:
+        """Unmap whole pages of a large object; they stay in the system's cache."""
+        first, last = -(-begin // mmap.PAGESIZE) * mmap.PAGESIZE, end // mmap.PAGESIZE * mmap.PAGESIZE
+        if self._map is not None and len(self.data) > _LARGE and first < last and _CAN_RELEASE:
+            self._map.madvise(mmap.MADV_DONTNEED, first, last - first)
 
     def close(self) -> None:
         """Unmap, unless somebody still holds a view: then the last view does."""

@@ -31,6 +31,7 @@ __all__ = ["Verification", "check_object", "open_object", "open_stored", "read_m
 
 Verification = Literal["auto", "always"]
 
+_PIECE: Final = 2 * 2**20
 _DECODE_CODES: Final = frozenset({"ZSTD_CORRUPT", "ZSTD_TRUNCATED", "PAYLOAD_DIGEST_MISMATCH"})
 
 
@@ -101,7 +102,9 @@ def open_object(
     try:
         _check_stored(opened, namespace, location, stored)
         try:
-            reader = parse_object(stored.data, digest=ref.digest, size=ref.size, namespace=namespace)
+            reader = parse_object(
+                stored.data, digest=ref.digest, size=ref.size, namespace=namespace, release=stored.release
+            )
             if verification == "always":
                 reader.verify_payload()
             yield reader
@@ -145,7 +148,9 @@ def check_object(opened: Opened, ref: PayloadRef, namespace: str, *, deep: bool)
         _check_size(opened, namespace, location, stored)
         _check_digest(opened, namespace, location, stored)
         opened.verified.note(location.key, stored.identity)
-        reader = parse_object(stored.data, digest=ref.digest, size=ref.size, namespace=namespace)
+        reader = parse_object(
+            stored.data, digest=ref.digest, size=ref.size, namespace=namespace, release=stored.release
+        )
         if deep:
             try:
                 reader.verify_payload()
@@ -218,7 +223,7 @@ def _check_size(opened: Opened, namespace: str, location: Location, stored: Stor
 
 
 def _check_digest(opened: Opened, namespace: str, location: Location, stored: StoredObject) -> None:
-    found = sha256_digest(stored.data)
+    found = _digest(stored)
     if found != location.name.stored:
         error = fail(
             "STORED_DIGEST_MISMATCH", f"the digest of {location.name.path}", expected=location.name.stored, found=found,
@@ -226,6 +231,17 @@ def _check_digest(opened: Opened, namespace: str, location: Location, stored: St
         )  # fmt: skip
         quarantine(opened, namespace, location.name, stored.identity, error)
         raise error
+
+
+def _digest(stored: StoredObject) -> Digest:
+    """SHA-256 of the stored bytes; of a large object no more than a few MiB are in memory at once."""
+    return sha256_digest(_pieces(stored))
+
+
+def _pieces(stored: StoredObject) -> Iterator[memoryview]:
+    for begin in range(0, len(stored.data), _PIECE):
+        yield stored.data[begin : begin + _PIECE]
+        stored.release(begin, begin + _PIECE)
 
 
 def _prove(opened: Opened, namespace: str, location: Location, stored: StoredObject, error: KVStoreError) -> None:
