@@ -121,12 +121,13 @@ class ObjectBackend(Protocol):
 class MappedObject:
     """A local object: small ones in memory, large ones mapped."""
 
-    __slots__ = ("_map", "data", "identity")
+    __slots__ = ("_large", "_map", "data", "identity")
 
     def __init__(self, fd: int, status: os.stat_result) -> None:
         """Read or map an open file; the descriptor stays the caller's."""
         self.identity = _identity(status)
         self._map: mmap.mmap | None = None
+        self._large = status.st_size > _LARGE and _CAN_RELEASE
         if status.st_size > _SMALL:
             self._map = mmap.mmap(fd, status.st_size, access=mmap.ACCESS_READ)
             self.data = memoryview(self._map)
@@ -137,7 +138,7 @@ class MappedObject:
     def release(self, begin: int, end: int) -> None:
         """Unmap whole pages of a large object; they stay in the system's cache."""
         first, last = -(-begin // mmap.PAGESIZE) * mmap.PAGESIZE, end // mmap.PAGESIZE * mmap.PAGESIZE
-        if self._map is not None and len(self.data) > _LARGE and first < last and _CAN_RELEASE:
+        if self._large and self._map is not None and not self._map.closed and first < last:
             self._map.madvise(mmap.MADV_DONTNEED, first, last - first)
 
     def close(self) -> None:
