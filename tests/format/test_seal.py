@@ -1,0 +1,83 @@
+"""Seals: what was hashed is what is encoded, or the put is refused."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kvstore.errors import KVStoreError
+from kvstore.format.object import Choice, ObjectParts, encode_object, parse_object
+from kvstore.format.seal import block_count, block_sums, seal
+from kvstore.format.tensors import Payload
+from kvstore.limits import MAX_CHUNK_BYTES
+from tests.format.payloads import bits, payloads, strided
+
+
+def sealed(payload: Payload) -> Payload:
+    return replace(payload, seal=seal(payload))
+
+
+def parts_of(payload: Payload, **options: str) -> bytes:
+    assert payload.seal is not None
+    return b"".join(ObjectParts(payload, digest=payload.seal.digest, **options))  # type: ignore[arg-type]
+
+
+@given(payloads())
+def test_a_seal_holds_the_digest_and_changes_no_byte(payload: Payload) -> None:
+    mark = seal(payload)
+    assert mark.digest == payload.digest()
+    assert parts_of(replace(payload, seal=mark)) == b"".join(encode_object(payload, digest=mark.digest).parts)
+
+
+@pytest.mark.parametrize("codec", ["small", "fast"])
+@pytest.mark.parametrize("shape", [(1, 2, 300, 64), (3,), (1, 1, 2, MAX_CHUNK_BYTES), (1, 3, 5000, 128), (7, 3)])
+@settings(max_examples=12, deadline=None)
+@given(st.data())
+def test_one_changed_element_is_seen(codec: str, shape: tuple[int, ...], data: st.DataObject) -> None:
+    array = bits("BF16", shape, 3).copy()
+    other = bits("F32", (5, 9), 4).copy()
+    payload = sealed(Payload.make({"0.k": ("BF16", array), "1.v": ("F32", other)}))
+    at = data.draw(st.integers(0, array.size - 1))
+    array.reshape(-1)[at] ^= 1 << data.draw(st.integers(0, 15))
+    with pytest.raises(KVStoreError) as caught:
+        parts_of(payload, codec=codec)
+    assert caught.value.code == "PAYLOAD_DIGEST_MISMATCH"
+
+
+def test_rows_that_changed_places_are_seen() -> None:
+    array = bits("BF16", (1, 1, 1024, 64), 9).copy()
+    payload = sealed(Payload.make({"k": ("BF16", array)}))
+    array[...] = np.roll(array, 64, axis=2)  # 64 rows of 128 bytes are a block of the sums
+    with pytest.raises(KVStoreError):
+        parts_of(payload)
+
+
+def test_strided_views_of_one_buffer() -> None:
+    payload = sealed(Payload.make({"k": ("BF16", strided(bits("BF16", (1, 4, 256, 32), 5), 1))}))
+    assert parse_object(
+        memoryview(parts_of(payload)), digest=payload.digest(), size=payload.size
+    ).read_payload().to_bytes() == payload.to_bytes()
+
+
+@pytest.mark.parametrize("nbytes", [1, 7, 8, 9, 8191, 8192, 8193, 16384, 24576])
+def test_the_number_of_sums(nbytes: int) -> None:
+    rows = np.arange(2 * nbytes, dtype=np.uint8).reshape(2, nbytes)
+    assert block_sums(rows).shape == (2, block_count(nbytes))
+    changed = rows.copy()
+    changed[1, -1] ^= 1
+    assert np.array_equal(block_sums(changed)[0], block_sums(rows)[0])
+    assert not np.array_equal(block_sums(changed)[1], block_sums(rows)[1])
+
+
+def test_what_was_chosen_for_one_segment_serves_the_next() -> None:
+    choice = Choice()
+    first, second = (
+        Payload.make({f"{layer}.k": ("BF16", bits("BF16", (1, 2, rows, 64), layer)) for layer in range(3)})
+        for rows in (256, 77)
+    )
+    assert choice.plans(first)[0] == choice.plans(second)[0]
+    assert Choice().plans(first) == choice.plans(first)
