@@ -24,7 +24,9 @@ from kvstore.errors import fail
 
 if TYPE_CHECKING:
     from kvstore.format.receipt import Receipt
+    from kvstore.runtime.binding import BoundModel
     from kvstore.runtime.prefill import Prefilled
+    from kvstore.runtime.probe import CacheOptions
     from kvstore.runtime.store import Store
 
 __all__ = ["put"]
@@ -41,7 +43,7 @@ __all__ = ["put"]
 @click.option("--checkpoint-every", type=click.IntRange(min=1), metavar="N",
               help="Also store the states on the way, every N tokens, where a later one cannot be cut back to them.")
 @click.option("--if-covered", type=click.Choice(["store", "skip"]), default="store", show_default=True,
-              help="What to do where an entry holds all of these tokens already.")
+              help="Where an entry holds all of these tokens already, skip the prefill and write nothing.")
 @click.option("--label", metavar="NAME", help="A name for the entry; it moves if it is taken.")
 @click.option("--namespace", default="default", show_default=True, help="Entries of different namespaces never meet.")
 @click.option("--codec", type=click.Choice(["small", "fast"]), default="small", show_default=True,
@@ -59,7 +61,8 @@ def put(session: Session, file: Path | None, **options: Any) -> None:
                                                take in a file of mlx_lm.cache_prompt, or a
                                                wp30-cache-2 file in any of its codecs
 
-    The entry's id is printed. Putting the same cache again gives the same id and writes nothing.
+    The entry's id is printed. Putting the same prompt again reads it again, gives the same id and writes
+    nothing; with --if-covered skip it is not read either.
     An mlx-lm file says nothing of weights and tokens: --model and --tokens must be those that made it.
     A wp30-cache-2 file has the tokens' hash, and names the lossy method that made it, if one did.
     """  # fmt: skip
@@ -87,6 +90,10 @@ def _prefill_and_put(session: Session, options: dict[str, Any]) -> None:
         out.say("loading the model", level=1)
         bound = load_model(options["model"], options["adapter_path"])
         ids = prompt.encode(lambda: bound.tokenizer)
+        there = _covered(store, bound, ids, options)
+        if there is not None:
+            _report(session, there, options, created=False)
+            return
         on_the_way: list[Receipt] = []
 
         def keep(at: Prefilled) -> None:
@@ -99,22 +106,36 @@ def _prefill_and_put(session: Session, options: dict[str, Any]) -> None:
         filled, timing = _prefill(session, bound.model, ids, options, keep)
         base = on_the_way[-1] if on_the_way else None
         receipt, created = _put(session, store, filled.cache, filled.token_ids, bound, options, base=base)
-    _report(session, receipt, created, options, timing, on_the_way)
+    _report(session, receipt, options, created=created, timing=timing, on_the_way=on_the_way)
+
+
+def _shape(options: dict[str, Any]) -> CacheOptions:
+    from kvstore.runtime.probe import CacheOptions
+
+    return CacheOptions(
+        max_kv_size=options["max_kv_size"], kv_bits=options["kv_bits"], kv_group_size=options["kv_group_size"]
+    )
+
+
+def _covered(store: Store, bound: BoundModel, ids: list[int], options: dict[str, Any]) -> Receipt | None:
+    """The receipt of an entry that makes the prefill needless; states on the way are only found by going it."""
+    if options["if_covered"] != "skip" or options["checkpoint_every"]:
+        return None
+    return store.covered(
+        ids, model=bound, options=_shape(options), quantized_kv_start=options["quantized_kv_start"],
+        namespace=options["namespace"], label=options["label"],
+    )  # fmt: skip
 
 
 def _prefill(
     session: Session, model: Any, ids: list[int], options: dict[str, Any], keep: Callable[[Prefilled], None]
 ) -> tuple[Prefilled, dict[str, Any]]:
     from kvstore.runtime.prefill import prefill
-    from kvstore.runtime.probe import CacheOptions
 
-    shape = CacheOptions(
-        max_kv_size=options["max_kv_size"], kv_bits=options["kv_bits"], kv_group_size=options["kv_group_size"]
-    )
     every = options["checkpoint_every"]
     with session.output.progress("prefill", total=len(ids), unit="tokens") as bar:
         filled = prefill(
-            model, ids, options=shape, quantized_kv_start=options["quantized_kv_start"],
+            model, ids, options=_shape(options), quantized_kv_start=options["quantized_kv_start"],
             step=options["prefill_step_size"], checkpoint_every=every, checkpoint=keep if every else None,
             progress=bar.update,
         )  # fmt: skip
@@ -144,7 +165,7 @@ def _import(session: Session, file: Path, options: dict[str, Any]) -> None:
                 session.output.say(f"note: {file.name} says that its model is {writer!r}")
             cache, more = found.cache, {}
         receipt, created = _put(session, store, cache, ids, identity, options, **more)
-    _report(session, receipt, created, options, None, ())
+    _report(session, receipt, options, created=created)
 
 
 def _inspect(session: Session, file: Path | None, options: dict[str, Any]) -> None:
@@ -170,8 +191,8 @@ def _put(
 
 
 def _report(
-    session: Session, receipt: Receipt, created: bool, options: dict[str, Any],  # noqa: FBT001
-    timing: dict[str, Any] | None, on_the_way: Sequence[Receipt],
+    session: Session, receipt: Receipt, options: dict[str, Any], *, created: bool,
+    timing: dict[str, Any] | None = None, on_the_way: Sequence[Receipt] = (),
 ) -> None:  # fmt: skip
     if options["receipt"]:
         write_file(options["receipt"], receipt.data)
@@ -198,3 +219,5 @@ def _report(
         session.output.say(f"stored {size} in {human_bytes(facts['stored_bytes'])}")
     else:
         session.output.say(f"was stored already: {size}, nothing written")
+        if timing and not on_the_way:
+            session.output.say("with --if-covered skip the prompt would not have been read again")

@@ -20,9 +20,9 @@ from kvstore.format.prefix import TokenIds, as_token_ids
 from kvstore.limits import MAX_TOKEN_ID
 from kvstore.runtime.binding import BoundModel
 from kvstore.runtime.kinds import describe
-from kvstore.runtime.probe import CacheOptions, make_cache, quantize_cache
+from kvstore.runtime.probe import CacheOptions, Probe, make_cache, quantize_cache
 
-__all__ = ["Prefilled", "default_step", "prefill"]
+__all__ = ["Prefilled", "default_step", "prefill", "shape_of"]
 
 _GPU_STEP: Final = 2048
 _CPU_STEP: Final = 32
@@ -77,7 +77,7 @@ def prefill(
     report = progress or (lambda done, total: None)
     report(0, total)
     while done < total:
-        if done and total - done == 1 and not all(_can_go_back(leaf) for _, leaf in leaves(describe(cache))):
+        if done and total - done == 1 and not _may_go_on(describe(cache)):
             break
         # The last token goes alone: only before it can be seen whether it may go at all.
         count = min(width, total - done - 1, every - done % every) or 1
@@ -112,6 +112,24 @@ def _require_embedded(module: Any, ids: TokenIds) -> None:
             "TOKEN_ID_RANGE", f"token ids at position {at}: the model has no such token", expected=f"0 to {rows - 1}",
             found=int(ids[at]), fix="Take the ids from this model's tokenizer.",
         )  # fmt: skip
+
+
+def shape_of(
+    made: Callable[[CacheOptions], Probe], total: int, options: CacheOptions, *, quantized_kv_start: int = 0
+) -> tuple[CacheOptions, int]:
+    """What a prefill of ``total`` ids will leave, computing none: the options it ends under, and its token count.
+
+    Args:
+        made: The model's probe under options.
+    """
+    before = made(options).layers_at(max(total - 1, 1))
+    count = total if total == 1 or _may_go_on(before) else total - 1
+    return (options if count >= quantized_kv_start else replace(options, kv_bits=None)), count
+
+
+def _may_go_on(layers: Sequence[LayerRecord]) -> bool:
+    """Whether the last token may be read too: the state after it must lead back to this one."""
+    return all(_can_go_back(leaf) for _, leaf in leaves(tuple(layers)))
 
 
 def _cut_anywhere(layers: Sequence[LayerRecord]) -> bool:

@@ -31,6 +31,7 @@ from kvstore.runtime.fit import require_fit
 from kvstore.runtime.identity import ModelIdentity
 from kvstore.runtime.kinds import describe
 from kvstore.runtime.materialize import fill, plan_restore
+from kvstore.runtime.prefill import shape_of
 from kvstore.runtime.probe import CacheOptions
 from kvstore.runtime.probes import Probes
 from kvstore.runtime.results import Details, Hit, Restored, entry_of
@@ -138,6 +139,32 @@ class Store:
         if captured.base is not None:
             self._bases.keep(receipt.subject, captured.base)
         return receipt
+
+    def covered(
+        self, token_ids: Sequence[int] | TokenIds, *, model: BoundModel | ModelIdentity,
+        options: CacheOptions | None = None, quantized_kv_start: int = 0, namespace: str = DEFAULT_NAMESPACE,
+        label: str | None = None,
+    ) -> Receipt | None:  # fmt: skip
+        """What a :meth:`put` with ``skip`` would return of a prefill of these ids, before that is computed.
+
+        A label goes to the entry, which then ends where the prefill would.
+
+        Returns:
+            The receipt, or None where the ids have to be read.
+
+        Raises:
+            InvalidError: TOKEN_ID_RANGE, LABEL_INVALID.
+            IncompatibleError: MODEL_UNBOUND, BINDING_MISMATCH.
+        """
+        ids = as_token_ids(token_ids)
+        if ids.size == 0:
+            return None
+        shape, count = shape_of(
+            lambda chosen: self._probes(model, chosen), int(ids.size), options or CacheOptions(),
+            quantized_kv_start=quantized_kv_start,
+        )  # fmt: skip
+        asked, _ = self._asked(ids[:count], model, shape, namespace, ())
+        return covering_receipt(self.entries, asked, None, label=label, annotations=None)
 
     def match(
         self, token_ids: Sequence[int] | TokenIds, *, model: BoundModel | ModelIdentity,

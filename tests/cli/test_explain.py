@@ -167,4 +167,15 @@ def test_a_covered_prompt_is_skipped(kv: Run, model: Path, tmp_path: Path) -> No
     shorter = ["put", "--model", model, "--tokens", file(tmp_path, IDS[:100]), "--json"]
     skipped = kv(*shorter, "--if-covered", "skip").document
     assert (skipped["entry_id"], skipped["created"]) == (longer["entry_id"], False)
+    assert skipped["prefill"] is None
     assert kv(*shorter).document["created"]
+
+
+def test_a_prompt_that_was_read_for_nothing_says_how_not_to(kv: Run, model: Path, tmp_path: Path) -> None:
+    put = ["put", "--model", model, "--tokens", file(tmp_path, IDS[:50])]
+    first, again, skipped = kv(*put), kv(*put), kv(*put, "--if-covered", "skip", "--label", "fifty")
+    assert first.out == again.out == skipped.out
+    assert "--if-covered skip" not in first.err
+    assert "nothing written\nwith --if-covered skip the prompt would not have been read again\n" in again.err
+    assert skipped.err.startswith("was stored already")
+    assert kv("show", "fifty", "--json").document["entry"]["token_count"] == 50

@@ -278,6 +278,32 @@ def test_skip_writes_nothing_where_the_tokens_are_covered(store: kvstore.Store, 
     assert put(store, model, 200) != longer
 
 
+@pytest.mark.parametrize("family", ["llama", "gemma3", "qwen3_next", "mamba2", "llama4"])
+@pytest.mark.parametrize("count", [1, 2, 15, 40, 70])
+def test_covered_knows_where_a_prefill_would_end(
+    store: kvstore.Store, models: Path, family: str, count: int
+) -> None:
+    model = tiny(models, family)
+    assert store.covered(tokens(count), model=model) is None
+    filled = prefill(model, tokens(count))
+    receipt = store.put(filled.cache, token_ids=filled.token_ids, model=model)
+    found = store.covered(tokens(count), model=model, label="here")
+    assert found is not None
+    assert found.subject == receipt.subject == store.labels()["here"]
+    assert found.facts["objects_written"] == 0
+    assert store.covered(tokens(count + 2), model=model, label="longer") is None
+    assert store.covered([], model=model) is None
+
+
+def test_covered_asks_for_the_shape_that_a_prefill_ends_in(store: kvstore.Store, models: Path) -> None:
+    model = tiny(models, "llama")
+    filled = prefill(model, tokens(50), options=Q8)
+    store.put(filled.cache, token_ids=filled.token_ids, model=model)
+    assert store.covered(tokens(50), model=model) is None
+    assert store.covered(tokens(50), model=model, options=Q8)
+    assert store.covered(tokens(50), model=model, options=Q8, quantized_kv_start=51) is None
+
+
 def test_a_label_is_about_a_position(store: kvstore.Store, models: Path) -> None:
     model = tiny(models, "llama")
     longer = put(store, model, 300)
