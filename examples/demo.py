@@ -41,6 +41,10 @@ ANSWER_TOKENS = 12
 LABEL = "document"
 
 
+class ModelError(Exception):
+    """There is no such model."""
+
+
 class PromiseError(Exception):
     """Something that kvstore promises did not hold."""
 
@@ -58,6 +62,9 @@ def main() -> int:
             STEPS[arguments.step](arguments.model, arguments.document, arguments.work)
         else:
             run_all(arguments.model, arguments.document)
+    except ModelError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
     except PromiseError as error:
         print(f"\nNOT KEPT: {error}", file=sys.stderr)
         return 1
@@ -214,9 +221,13 @@ def model_folder(model: str | None) -> str:
     if Path(model).is_dir():
         return model
     from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
     kinds = ["*.json", "*.safetensors", "*.py", "*.txt", "*.model", "*.tiktoken", "*.jinja"]
-    return str(snapshot_download(model, allow_patterns=kinds))
+    try:
+        return str(snapshot_download(model, allow_patterns=kinds))
+    except (HFValidationError, HfHubHTTPError, LocalEntryNotFoundError) as error:
+        raise ModelError(f"{model!r} is no folder, and the hub does not give it: {error}") from error
 
 
 def with_one_bit_changed(folder: Path, target: Path) -> Path:

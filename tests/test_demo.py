@@ -31,7 +31,7 @@ def document(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def demo(home: Path, *args: object) -> subprocess.CompletedProcess[str]:
-    env = {**os.environ, "MLX_DISABLE_COMPILE": "1", "XDG_CACHE_HOME": str(home)}
+    env = {**os.environ, "MLX_DISABLE_COMPILE": "1", "XDG_CACHE_HOME": str(home), "HF_HUB_OFFLINE": "1"}
     return subprocess.run(
         [sys.executable, str(DEMO), *[str(arg) for arg in args]], capture_output=True, text=True, check=False, env=env
     )
@@ -43,6 +43,14 @@ def test_the_demo_runs_and_every_promise_is_kept(tmp_path: Path, model: Path, do
     assert done.stdout.count("identical") == 2
     assert "[MODEL_MISMATCH]" in done.stdout
     assert done.stdout.endswith("Every promise was kept.\n")
+
+
+@pytest.mark.parametrize("model", ["/no/such/folder", "nobody/nothing"])
+def test_a_model_that_is_not_there_is_an_error_in_words(tmp_path: Path, model: str) -> None:
+    done = demo(tmp_path, "--model", model)
+    assert done.returncode == 2
+    assert done.stderr.startswith(f"error: {model!r} is no folder, and the hub does not give it")
+    assert "Traceback" not in done.stderr
 
 
 def test_other_logits_are_an_error(tmp_path: Path, model: Path, document: Path) -> None:
