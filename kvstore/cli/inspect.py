@@ -138,7 +138,7 @@ def match(session: Session, **options: Any) -> None:
         found = store.match(
             identity.digest, options["namespace"], as_token_ids(ids), signature=_signature(options)
         )
-        _report_match(session, store, found, len(ids))
+        _report_match(session, store, identity.digest, found, len(ids))
 
 
 def _tokenizer(model: str) -> Any:
@@ -160,7 +160,7 @@ def _signature(options: dict[str, Any]) -> Digest | None:
     return signature_digest(probe_folder(options["model"], shape).signature, None)
 
 
-def _report_match(session: Session, store: EntryStore, found: Any, count: int) -> None:
+def _report_match(session: Session, store: EntryStore, model: Digest, found: Any, count: int) -> None:
     reasons = [reason.to_json() for reason in found.reasons]
     if not found:
         why = "; ".join(reason.message for reason in found.reasons) or "nothing is stored"
@@ -168,18 +168,25 @@ def _report_match(session: Session, store: EntryStore, found: Any, count: int) -
             "NO_PREFIX", f"no entry can be restored for these {human_count(count, 'token')}: {why}",
             common_tokens=found.common_tokens, query_tokens=count, reasons=reasons,
         )  # fmt: skip
-    from kvstore.runtime.find import reads_of
+    from kvstore.runtime.find import reads_of, worth_of
 
     item = store.info(found.entry_id)
     reads = reads_of(store, found.entry_id, found.token_count)
+    worth = worth_of(store, model, reads, tokens=found.token_count)
     session.output.result(
         "match",
         {
             "entry_id": found.entry_id, "labels": list(item.labels), "token_count": found.token_count,
             "common_tokens": found.common_tokens, "query_tokens": count, "reads": reads.to_json(), "reasons": reasons,
+            "worth": None if worth is None else worth.to_json(),
         },
         [f"{found.entry_id}  {found.token_count} of {human_count(count, 'token')}"],
     )  # fmt: skip
+    if worth is not None:
+        session.output.say(
+            f"{'worth it' if worth.pays else 'not worth it'}: {worth.restore_seconds:.3f} s to restore, "
+            f"{worth.prefill_seconds:.3f} s to prefill", level=0 if not worth.pays else 1,
+        )  # fmt: skip
     for reason in found.reasons:
         session.output.say(f"note: {reason.message}", level=1)
 

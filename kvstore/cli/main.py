@@ -51,6 +51,7 @@ VERBS: Final[dict[str, Verb]] = {
     "export": Verb("bundles", "Write an entry as a bundle that `kvstore import` reads."),
     "import": Verb("bundles", "Take in a bundle that `kvstore export`, or another program, wrote."),
     "init": Verb("maintain", "Make an empty store."),
+    "bench": Verb("bench", "Measure how fast this machine prefills and restores."),
     "info": Verb("inspect", "Show the store's path, sizes and versions."),
     "conformance": Verb("conformance", "Prove an implementation of the format with the fixtures."),
     "schema": Verb("reference", "Print a JSON Schema of the format or of --json output."),

@@ -22,8 +22,9 @@ from kvstore.store.clock import micros_text, now_micros
 from kvstore.store.entry_store import EntryStore
 from kvstore.store.explain import Asked
 from kvstore.store.match import Found
+from kvstore.store.rates import Rates, Worth
 
-__all__ = ["covering_receipt", "find", "in_full", "reads_of"]
+__all__ = ["covering_receipt", "find", "in_full", "reads_of", "worth_of"]
 
 
 def find(entries: EntryStore, asked: Asked, *, options: CacheOptions, method: str | None) -> Hit:
@@ -31,7 +32,8 @@ def find(entries: EntryStore, asked: Asked, *, options: CacheOptions, method: st
     found = _best(entries, asked, method, limit=None)
     entry_id, tokens = found.entry_id, found.token_count
     measure = None if entry_id is None else partial(reads_of, entries, entry_id, tokens)
-    return Hit(entry_id, tokens, found.common_tokens, found.reasons, asked.namespace, options, method, measure)
+    judge = partial(worth_of, entries, asked.model.digest, tokens=tokens)
+    return Hit(entry_id, tokens, found.common_tokens, found.reasons, asked.namespace, options, method, measure, judge)
 
 
 def in_full(entries: EntryStore, asked: Asked, hit: Hit, *, namespaces: bool = False) -> Hit:
@@ -73,6 +75,11 @@ def reads_of(entries: EntryStore, entry_id: Digest, tokens: int) -> Reads:
     manifest = entries.manifest(entry_id)
     refs = needed_payloads(manifest, tokens)
     return Reads(1, len(refs), sum(ref.size for ref in refs), entries.stored_bytes(manifest.namespace, refs))
+
+
+def worth_of(entries: EntryStore, model: Digest, reads: Reads, *, tokens: int) -> Worth | None:
+    """What restoring saves on this machine, or None where that was not measured."""
+    return Rates().worth(entries.store_id, model, payload_bytes=reads.payload_bytes, tokens=tokens)
 
 
 def _best(entries: EntryStore, asked: Asked, method: str | None, *, limit: int | None) -> Found:

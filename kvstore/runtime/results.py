@@ -15,6 +15,7 @@ from kvstore.format.receipt import Receipt
 from kvstore.runtime.probe import CacheOptions
 from kvstore.store.entries import EntryInfo
 from kvstore.store.match import Reason
+from kvstore.store.rates import Worth
 
 __all__ = ["Details", "Hit", "Reads", "Restored", "entry_of"]
 
@@ -56,6 +57,7 @@ class Hit:
     options: CacheOptions | None = None
     method: str | None = None
     _measure: Callable[[], Reads] | None = field(default=None, repr=False, compare=False)
+    _judge: Callable[[Reads], Worth | None] | None = field(default=None, repr=False, compare=False)
 
     def __bool__(self) -> bool:
         return self.entry_id is not None
@@ -68,6 +70,15 @@ class Hit:
             NotFoundError: NOT_FOUND where the entry was removed meanwhile.
         """
         return None if self._measure is None else self._measure()
+
+    @cached_property
+    def worth(self) -> Worth | None:
+        """What the hit saves, by what ``kvstore bench`` measured on this machine; None on a miss or where it did not.
+
+        Raises:
+            NotFoundError: as :attr:`reads`.
+        """
+        return None if self._judge is None or self.reads is None else self._judge(self.reads)
 
 
 @dataclass(frozen=True, slots=True)

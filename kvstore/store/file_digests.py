@@ -14,7 +14,6 @@ import hashlib
 import json
 import os
 import re
-import tempfile
 import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -24,7 +23,7 @@ from typing import Any, Final, NamedTuple
 
 from kvstore.errors import fail
 from kvstore.format.digest import Digest
-from kvstore.store.fs import open_plain
+from kvstore.store.fs import open_plain, replace_file
 from kvstore.store.parallel import Stop, run_parallel
 
 __all__ = ["FileDigests", "FileFact", "Stamp", "blob_digest", "default_memory", "stamp_of"]
@@ -128,7 +127,7 @@ class FileDigests:
         rows = list({**kept, **clean}.items())[-_MAX_REMEMBERED:]
         document = {"files": {path: [fact.digest, *fact.stamp] for path, fact in rows}, "version": _VERSION}
         with contextlib.suppress(OSError):
-            _replace(self._memory, json.dumps(document).encode())
+            replace_file(self._memory, json.dumps(document).encode())
 
 
 def _known(path: Path, remembered: Mapping[str, FileFact]) -> FileFact | None:
@@ -179,16 +178,3 @@ def _parse(row: Any) -> FileFact:
     if not (isinstance(digest, str) and _HEX.fullmatch(digest.removeprefix("sha256:"))):
         raise ValueError(digest)
     return FileFact(Digest(digest), Stamp(*(int(number) for number in numbers)))
-
-
-def _replace(path: Path, data: bytes) -> None:
-    """Write beside and rename, so that a reader never sees half a file; readable for this user alone."""
-    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=path.name + ".")
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(data)
-        Path(name).replace(path)
-    except BaseException:
-        Path(name).unlink(missing_ok=True)
-        raise

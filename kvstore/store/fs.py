@@ -11,6 +11,7 @@ import errno
 import os
 import stat
 import sys
+import tempfile
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
@@ -23,7 +24,7 @@ from kvstore.store.parallel import wait_parallel
 
 __all__ = [
     "DIR_MODE", "FILE_MODE", "make_dir", "open_plain", "os_error", "os_errors", "plain_stat", "publish_file",
-    "publish_new", "read_file", "remove_file", "sync_path", "sync_paths", "write_file",
+    "publish_new", "read_file", "remove_file", "replace_file", "sync_path", "sync_paths", "write_file",
 ]  # fmt: skip
 
 DIR_MODE: Final = 0o700
@@ -235,3 +236,16 @@ def _links_that_lead_nowhere(path: Path) -> Iterator[None]:
 
 def _not_plain(path: Path) -> FileNotFoundError:
     return FileNotFoundError(errno.ENOENT, "not a plain file", os.fspath(path))
+
+
+def replace_file(path: Path, data: bytes) -> None:
+    """Write beside and rename, so that a reader never sees half a file; for this user alone. Raises OSError."""
+    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    handle, name = tempfile.mkstemp(dir=path.parent, prefix=path.name + ".")
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(data)
+        Path(name).replace(path)
+    except BaseException:
+        Path(name).unlink(missing_ok=True)
+        raise
