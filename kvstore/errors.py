@@ -136,18 +136,23 @@ def fail(
     Args:
         code: A name in ``kvstore.codes.CODES``; its class and phase follow from it.
         what: What is wrong, and where, without a full stop.
-        expected: The value that would have been right, or None where there is no such thing.
+        expected: The value that would have been right, or words for it; None where there is no such thing.
         found: The value that was there.
         fix: One sentence on what to do.
         **detail: Further data for programs (JSON values).
     """
     message = what
     if expected is not None or found is not None:
-        message += f": expected {_show(expected)}, found {_show(found)}"
+        message += f": expected {_words(expected)}, found {_show(found)}"
         detail = {**detail, "expected": expected, "found": found}
     if fix:
         message += f". {fix}"
     return _CLASSES[CODES[code].error](code, message, detail)
+
+
+def _words(expected: Any) -> str:
+    """What was expected: a text with spaces in it describes a value and is none, so it bears no quotes."""
+    return expected if isinstance(expected, str) and " " in expected and len(expected) <= 200 else _show(expected)
 
 
 def _show(value: Any) -> str:

@@ -46,6 +46,12 @@ def test_a_message_never_holds_a_page() -> None:
     assert len(str(fail("FIELD_RANGE", "x", found="y" * 10_000))) < 300
 
 
+def test_what_is_expected_is_quoted_where_it_is_a_value_and_not_where_it_is_words() -> None:
+    assert str(fail("FIELD_RANGE", "x", expected="BF16", found="F16")) == "x: expected 'BF16', found 'F16'"
+    assert str(fail("FIELD_RANGE", "x", expected="a name", found="a b")) == "x: expected a name, found 'a b'"
+    assert len(str(fail("FIELD_RANGE", "x", expected="a name " * 1000))) < 300
+
+
 def test_codes_that_are_raised_exist() -> None:
     """A misspelt code would only show when its fault occurs."""
     used = {

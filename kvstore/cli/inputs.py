@@ -71,11 +71,15 @@ def read_prompt(source: str) -> str:
 
     Raises:
         UsageError: USAGE where it cannot be read or is not UTF-8.
+        InvalidError: CACHE_EMPTY where it is empty: a tokenizer may make a token of nothing, and nobody wants that one.
     """
     try:
-        return _read(source, "prompt").decode("utf-8")
+        text = _read(source, "prompt").decode("utf-8")
     except UnicodeDecodeError as error:
         raise fail("USAGE", f"the prompt {source} is not UTF-8 at byte {error.start}") from None
+    if not text:
+        raise fail("CACHE_EMPTY", f"the prompt {source} is empty", fix="Give a prompt of at least one token.")
+    return text
 
 
 def read_token_ids(source: str) -> list[int]:
@@ -213,5 +217,5 @@ def _not_ids(source: str, found: Any) -> KVStoreError:
     name = "standard input" if source == _STDIN else source
     return fail(
         "TOKEN_ID_RANGE", f"token ids in {name}",
-        expected="a JSON array of integers, or integers with spaces or commas", found=repr(found)[:60],
+        expected="a JSON array of integers, or integers with spaces or commas", found=str(found)[:60],
     )  # fmt: skip

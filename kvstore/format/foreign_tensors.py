@@ -58,7 +58,7 @@ def header_length(first: bytes) -> int:
     """The header's length, from the first eight bytes of a file. Raises CACHE_FILE_INVALID."""
     size = int.from_bytes(first, "little")
     if len(first) != LENGTH_BYTES or not 2 <= size <= MAX_TENSOR_HEADER_BYTES:
-        raise _invalid("the header's length", f"2 to {MAX_TENSOR_HEADER_BYTES}", size)
+        raise _invalid("it is no safetensors file: the header's length", f"2 to {MAX_TENSOR_HEADER_BYTES}", size)
     return size
 
 

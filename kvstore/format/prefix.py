@@ -90,7 +90,7 @@ def _checked(ids: Sequence[int] | npt.NDArray[Any], what: str) -> npt.NDArray[An
         bad = next((i for i, v in enumerate(values) if not _is_token_id(v)), 0)
         raise fail(
             "TOKEN_ID_RANGE", f"{what} at position {bad}", expected=f"an integer in 0 to {MAX_TOKEN_ID}",
-            found=repr(values[bad])[:40],
+            found=str(values[bad])[:40],
         )  # fmt: skip
     wrong = np.flatnonzero((array < 0) | (array > MAX_TOKEN_ID))
     if wrong.size:

@@ -80,10 +80,10 @@ def check_token_ids(manifest: Wp30Manifest, token_ids: Iterable[int]) -> None:
     """The ids are those that the file was made from: their number and their hash. Raises CACHE_FILE_INVALID."""
     ids = list(token_ids)
     if len(ids) != manifest.fields["prefix_token_count"]:
-        raise _disagree("the number of token ids", manifest.fields["prefix_token_count"], len(ids))
+        raise _other_ids("the number of token ids", manifest.fields["prefix_token_count"], len(ids))
     found = prefix_token_hash(ids)
     if found != manifest.fields["prefix_token_hash"]:
-        raise _disagree("the hash of the token ids", manifest.fields["prefix_token_hash"], found)
+        raise _other_ids("the hash of the token ids", manifest.fields["prefix_token_hash"], found)
 
 
 def check_consistent(
@@ -171,6 +171,13 @@ def _check_tensor(name: str, dtype: str | None, shape: tuple[int, ...], found: T
         raise _disagree(f"the shape of {name}", list(shape), list(found.shape))
     if dtype is not None and dtype_text(found.dtype) != dtype:
         raise _disagree(f"the dtype of {name}", dtype, dtype_text(found.dtype))
+
+
+def _other_ids(what: str, expected: Any, found: Any) -> KVStoreError:
+    return fail(
+        "CACHE_FILE_INVALID", f"wp30-cache-2 file: {what} is another", expected=expected, found=found,
+        fix="Give the ids that the cache was computed from.",
+    )  # fmt: skip
 
 
 def _disagree(what: str, expected: Any, found: Any) -> KVStoreError:

@@ -65,11 +65,15 @@ def parse_messages(value: Any) -> list[dict[str, Any]]:
     """
     messages = value.get("messages") if isinstance(value, dict) else value
     if not isinstance(messages, list) or not messages:
-        raise fail("USAGE", "messages", expected="a list of messages", found=type(messages).__name__)
+        raise fail("USAGE", "messages", expected="a JSON array of objects, or one as `messages`", found=_kind(value))
     for index, message in enumerate(messages):
         if not isinstance(message, dict) or not isinstance(message.get("role"), str):
             raise fail("USAGE", f"messages[{index}]", expected="an object with a role", found=repr(message)[:80])
     return list(messages)
+
+
+def _kind(value: Any) -> str:
+    return "an empty array" if value == [] else f"a {type(value).__name__} without them"
 
 
 def chat_ids(

@@ -181,7 +181,8 @@ class Folder:
             data = read_file(path, MAX_FOLDER_JSON_BYTES)
         except FileNotFoundError as error:
             raise fail(
-                "MODEL_FOLDER_INVALID", f"{self.what} {self.path} has no {name}", missing=name, path=str(self.path)
+                "MODEL_FOLDER_INVALID", f"{self.what} {self.path} has no {name}",
+                fix="Name a folder that mlx-lm can load.", missing=name, path=str(self.path),
             ) from error
         except OSError as error:
             raise fail("MODEL_FOLDER_INVALID", f"{path} cannot be read: {error.strerror}", path=str(path)) from error

@@ -131,7 +131,10 @@ def open_config(root: Path, *, create: bool) -> StoreConfig:
             fix="Name an empty or new directory, or a store.",
         )  # fmt: skip
     if not create:
-        raise fail("STORE_MISSING", f"there is no store at {root}", fix="Check the path, or create a store there.")
+        raise fail(
+            "STORE_MISSING", f"there is no store at {root}",
+            fix="Check the path; `kvstore init`, or a first put, makes a store.",
+        )  # fmt: skip
     with os_errors(f"creating a store at {root}", writing=True):
         return write_config(root, StoreConfig(secrets.token_hex(16)))
 

@@ -49,7 +49,9 @@ def resolve(connection: sa.Connection, ref: str) -> Digest:
         sa.select(entries.c.entry_id).where(entries.c.entry_id.between(lowest, highest)).limit(_SHOWN + 1)
     ).scalars().all()  # fmt: skip
     if not found:
-        raise fail("NOT_FOUND", f"no entry's id begins with {match[1]}", ref=ref)
+        raise fail(
+            "NOT_FOUND", f"no entry's id begins with {match[1]}", fix="`kvstore ls` lists what is there.", ref=ref
+        )
     if len(found) > 1:
         raise fail(
             "REF_AMBIGUOUS", f"several entry ids begin with {match[1]}", fix="Give more digits.", ref=ref,
@@ -76,6 +78,7 @@ def _by_label(connection: sa.Connection, name: str) -> Digest:
     if found is None:
         raise fail(
             "NOT_FOUND", f"there is no entry with label {name!r}",
-            fix="Name a label, an entry id, or at least 8 of its hex digits.", ref=name,
+            fix="Name a label, an entry id, or at least 8 of its hex digits; `kvstore ls` lists what is there.",
+            ref=name,
         )  # fmt: skip
     return Digest(found)

@@ -51,6 +51,21 @@ def test_a_prompt_must_be_utf8(tmp_path: Path) -> None:
         read_prompt(str(file))
 
 
+def test_an_empty_prompt_is_refused_whatever_the_tokenizer_would_make_of_it(tmp_path: Path) -> None:
+    file = tmp_path / "prompt"
+    file.write_text("")
+    with pytest.raises(InvalidError, match="is empty") as error:
+        read_prompt(str(file))
+    assert error.value.code == "CACHE_EMPTY"
+
+
+def test_what_is_no_id_is_shown_as_it_stands(tmp_path: Path) -> None:
+    file = tmp_path / "ids"
+    file.write_text("hello world")
+    with pytest.raises(InvalidError, match=r"expected a JSON array of integers, or .*, found 'hello'"):
+        read_token_ids(str(file))
+
+
 def test_chat_needs_a_template() -> None:
     with pytest.raises(UsageError, match="chat template"):
         encode_prompt(object(), "hello", chat=True)

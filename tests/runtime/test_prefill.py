@@ -100,7 +100,7 @@ def test_an_id_that_the_model_has_no_embedding_for_is_refused_before_mlx_reads_p
     model = tiny(models, name)
     last = model.model.args.vocab_size - 1
     assert prefill(model, [5, last]).token_ids.tolist()[0] == 5
-    with pytest.raises(KVStoreError, match=f"position 1: .* expected '0 to {last}', found {last + 1}") as error:
+    with pytest.raises(KVStoreError, match=rf"position 1: .* expected 0 to {last}, found {last + 1}") as error:
         prefill(model, [5, last + 1])
     assert error.value.code == "TOKEN_ID_RANGE"
 
