@@ -16,6 +16,7 @@ from kvstore.format.json import Json
 from kvstore.format.manifest import MethodRecord
 from kvstore.format.receipt import Receipt
 from kvstore.runtime.cut import needed_payloads
+from kvstore.runtime.prefix_proof import begins
 from kvstore.runtime.probe import CacheOptions
 from kvstore.runtime.results import Hit, Reads
 from kvstore.store.clock import micros_text, now_micros
@@ -54,6 +55,8 @@ def covering_receipt(
     if found.entry_id is None or found.token_count < asked.ids.size:
         return None
     manifest = entries.manifest(found.entry_id)
+    if not begins(entries, manifest, asked, int(asked.ids.size)):
+        return None
     if (label is not None or annotations) and manifest.token_count != asked.ids.size:
         return None
     written = next((item for item in entries.receipts(found.entry_id) if item.type == "write"), None)

@@ -14,6 +14,7 @@ from kvstore.format.prefix import DEFAULT_NAMESPACE
 from kvstore.format.receipt import Receipt
 from kvstore.runtime.probe import CacheOptions
 from kvstore.store.entries import EntryInfo
+from kvstore.store.explain import Asked
 from kvstore.store.match import Reason
 from kvstore.store.rates import Worth
 
@@ -47,6 +48,7 @@ class Hit:
         common_tokens: How many the ids share with anything stored, restorable or not.
         reasons: Why it is not more.
         namespace, options, method: As the match was asked for; a load goes by them.
+        asked: What the match was asked for; a load proves that the entry begins these ids.
     """
 
     entry_id: Digest | None
@@ -54,6 +56,7 @@ class Hit:
     common_tokens: int
     reasons: tuple[Reason, ...]
     namespace: str = DEFAULT_NAMESPACE
+    asked: Asked | None = field(default=None, kw_only=True, repr=False, compare=False)
     options: CacheOptions | None = None
     method: str | None = None
     _measure: Callable[[], Reads] | None = field(default=None, repr=False, compare=False)

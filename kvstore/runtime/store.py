@@ -32,6 +32,7 @@ from kvstore.runtime.identity import ModelIdentity
 from kvstore.runtime.kinds import describe
 from kvstore.runtime.materialize import fill, plan_restore
 from kvstore.runtime.prefill import shape_of
+from kvstore.runtime.prefix_proof import require_prefix
 from kvstore.runtime.probe import CacheOptions
 from kvstore.runtime.probes import Probes
 from kvstore.runtime.results import Details, Hit, Restored, entry_of
@@ -185,7 +186,7 @@ class Store:
             IncompatibleError: MODEL_UNBOUND, BINDING_MISMATCH.
         """
         asked, chosen = self._asked(token_ids, model, options, namespace, media)
-        hit = find(self.entries, asked, options=chosen, method=method)
+        hit = replace(find(self.entries, asked, options=chosen, method=method), asked=asked)
         return hit if hit else in_full(self.entries, asked, hit)
 
     def explain(
@@ -202,7 +203,7 @@ class Store:
             InvalidError, IncompatibleError: as :meth:`match`.
         """
         asked, chosen = self._asked(token_ids, model, options, namespace, media)
-        hit = find(self.entries, asked, options=chosen, method=method)
+        hit = replace(find(self.entries, asked, options=chosen, method=method), asked=asked)
         return in_full(self.entries, asked, hit, namespaces=other_namespaces)
 
     def load(
@@ -227,6 +228,7 @@ class Store:
         Raises:
             NotFoundError: NO_PREFIX for a miss, NOT_FOUND.
             IncompatibleError: the entry is of another model, or cannot be restored there; before anything is read.
+                PREFIX_NOT_MATCHED where the index named an entry that does not begin the ids of the hit.
             SpaceError: DEVICE_BUFFER_TOO_LARGE, DEVICE_MEMORY_SHORT; likewise.
             IntegrityError: bytes are missing or damaged.
             CancelledError: CANCELLED.
@@ -241,6 +243,8 @@ class Store:
             manifest, tokens, into, options=hit.options, namespace=hit.namespace, policy=policy, method=hit.method,
             names=lambda: self._names(entry_id), prober=self._probes, budget=budget,
         )  # fmt: skip
+        if hit.asked is not None:
+            require_prefix(self.entries, manifest, hit.asked, tokens)
         filled = fill(
             self.entries, plan, verification=verification, remember=remember, progress=progress, cancelled=cancelled
         )
@@ -298,7 +302,8 @@ class Store:
     ) -> tuple[Asked, CacheOptions]:  # fmt: skip
         identity, chosen = identity_of(model), options or CacheOptions()
         shape = self._probes(model, chosen).signature
-        return Asked(identity.model, namespace, as_token_ids(token_ids), shape, tuple(media)), chosen
+        # A copy: a load compares the hit with its ids, and the caller's array may change until then.
+        return Asked(identity.model, namespace, as_token_ids(token_ids).copy(), shape, tuple(media)), chosen
 
     def _names(self, entry_id: Digest) -> dict[str, Json]:
         """The names of the model that an entry was made with."""

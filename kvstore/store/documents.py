@@ -32,6 +32,11 @@ class Documents:
         """Its path below the store's root, as the index notes it."""
         return self.path(digest).relative_to(self.root.parent).as_posix()
 
+    def owns(self, path: str) -> bool:
+        """Whether a path below the store's root is that of a document in this folder."""
+        match = _NAME.fullmatch(path.rpartition("/")[2])
+        return match is not None and path == self.relative(Digest(f"sha256:{match[1]}"))
+
     def stage(self, session: Session, digest: Digest, data: bytes) -> Path:
         """Write a temporary file, durable after ``session.sync()``; the folder for it is made now."""
         with os_errors("writing a document", writing=True):

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Final
 
 import sqlalchemy as sa
 
-from kvstore.errors import fail
-from kvstore.format.digest import Digest
+from kvstore.errors import KVStoreError, fail
+from kvstore.format.digest import Digest, sha256_digest
 from kvstore.format.json import Json, canonical_bytes
 from kvstore.format.receipt import Receipt, parse_receipt
 from kvstore.limits import MAX_NAME_CHARS, MAX_RECEIPT_BYTES
@@ -21,8 +22,8 @@ from kvstore.store.opening import Opened
 from kvstore.store.schema import entries, labels, notes, objects, receipts, refs
 
 __all__ = [
-    "EntryInfo", "add_receipt", "annotate_entry", "entry_infos", "label_entry", "read_receipts", "remove_label",
-    "touch",
+    "EntryInfo", "add_receipt", "annotate_entry", "check_annotation", "entry_infos", "label_entry", "read_receipts",
+    "remove_label", "touch",
 ]  # fmt: skip
 
 _TOUCH_EVERY: Final = 3600 * 1_000_000
@@ -109,7 +110,9 @@ def _with_details(connection: sa.Connection, rows: list[sa.Row[Any]]) -> list[En
         for key, name in connection.execute(query.order_by(labels.c.name)):
             names.setdefault(key, []).append(name)
         for key, name, value in connection.execute(notes.select().where(notes.c.entry_key.in_(part))):
-            facts.setdefault(key, {})[name] = json.loads(value)
+            with suppress(ValueError):
+                # Written as JSON; what somebody else has made of a row must not hide the entry.
+                facts.setdefault(key, {})[name] = json.loads(value)
     return [
         EntryInfo(
             entry_id=row.entry_id, model_digest=row.model_digest, namespace=row.namespace,
@@ -147,24 +150,45 @@ def annotate_entry(connection: sa.Connection, entry_id: Digest, facts: Mapping[s
         return
     key = entry_key(connection, entry_id)
     for name, value in sorted(facts.items()):
-        if not 0 < len(name) <= MAX_NAME_CHARS:
-            raise fail("FIELD_RANGE", "an annotation's name", expected=f"1 to {MAX_NAME_CHARS} characters", found=name)
+        text = check_annotation(name, value)
         connection.execute(notes.delete().where(notes.c.entry_key == key, notes.c.name == name))
         if value is not None:
-            text = canonical_bytes(value).decode()
             connection.execute(notes.insert().values(entry_key=key, name=name, value=text))
 
 
+def check_annotation(name: str, value: Json) -> str:
+    """The value as the index holds it.
+
+    Raises:
+        InvalidError: FIELD_RANGE, or JSON_* for a value outside the JSON profile.
+    """
+    if not 0 < len(name) <= MAX_NAME_CHARS:
+        raise fail("FIELD_RANGE", "an annotation's name", expected=f"1 to {MAX_NAME_CHARS} characters", found=name)
+    return canonical_bytes(value).decode()
+
+
 def touch(opened: Opened, entry_id: Digest) -> None:
-    """Note that an entry was used; best effort, and at most once an hour."""
+    """Note that an entry was used, at most once an hour, where nobody else is writing and there is room for it."""
     now = now_micros()
     with opened.index.read() as connection:
         query = sa.select(entries.c.accessed_at).where(entries.c.entry_id == entry_id)
         last = connection.execute(query).scalar()
     if last is None or now - last < _TOUCH_EVERY or opened.read_only:
         return
-    with opened.index.write() as connection:
-        connection.execute(entries.update().where(entries.c.entry_id == entry_id).values(accessed_at=now))
+    change = entries.update().where(entries.c.entry_id == entry_id).values(accessed_at=now)
+    with suppress(KVStoreError), opened.index.write(_once()) as connection:
+        connection.execute(change)
+
+
+def _once() -> Callable[[], None]:
+    """A checkpoint that lets a wait for the lock be tried once."""
+    tries = iter((True,))
+
+    def checkpoint() -> None:
+        if not next(tries, False):
+            raise fail("STORE_BUSY", "another process is writing to the store", fix="Try again.")
+
+    return checkpoint
 
 
 def add_receipt(opened: Opened, receipt: Receipt) -> None:
@@ -183,9 +207,9 @@ def add_receipt(opened: Opened, receipt: Receipt) -> None:
 
 
 def read_receipts(opened: Opened, subject: Digest) -> list[Receipt]:
-    """The receipts about an entry, oldest first; one whose file is gone is passed over."""
+    """The receipts about an entry, oldest first; one whose file is gone or altered is passed over."""
     query = sa.select(receipts.c.digest).where(receipts.c.subject == subject)
     with opened.index.read() as connection:
         digests = connection.execute(query.order_by(receipts.c.made_at, receipts.c.digest)).scalars().all()
-    found = (opened.receipts.read(digest, MAX_RECEIPT_BYTES) for digest in digests)
-    return [parse_receipt(data) for data in found if data is not None]
+    found = ((digest, opened.receipts.read(digest, MAX_RECEIPT_BYTES)) for digest in digests)
+    return [parse_receipt(data) for digest, data in found if data is not None and sha256_digest(data) == digest]

@@ -181,7 +181,7 @@ def _typed(path: Path) -> Iterator[None]:
         yield
     except DBAPIError as error:
         raise database_error(error.orig, path) from error
-    except sqlite3.Error as error:
+    except (sqlite3.Error, UnicodeDecodeError) as error:
         raise database_error(error, path) from error
     except SQLAlchemyError as error:
         raise fail("STORE_IO", f"the index at {path} failed: {error}", path=str(path)) from error
@@ -189,7 +189,8 @@ def _typed(path: Path) -> Iterator[None]:
 
 def _primary(error: BaseException | None) -> int:
     """SQLite's primary result code of an error, or -1."""
-    return int(getattr(error, "sqlite_errorcode", -1)) & 0xFF if error is not None else -1
+    code = getattr(error, "sqlite_errorcode", None)
+    return -1 if code is None else int(code) & 0xFF
 
 
 _CODES: Final = {
@@ -208,5 +209,8 @@ _CODES: Final = {
 def database_error(error: BaseException | None, path: Path) -> KVStoreError:
     """The typed error for a database error; the caller raises it."""
     code, fix = _CODES.get(_primary(error), ("STORE_IO", ""))
+    if isinstance(error, UnicodeDecodeError) or (type(error) is sqlite3.OperationalError and _primary(error) < 0):
+        # Text in the file that is none: found by Python's module, which has no code of SQLite's for it.
+        code, fix = _CODES[sqlite3.SQLITE_CORRUPT]
     name = getattr(error, "sqlite_errorname", type(error).__name__)
     return fail(code, f"the index at {path}: {error}", fix=fix, path=str(path), sqlite=name)

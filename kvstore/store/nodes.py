@@ -163,7 +163,7 @@ def _inside_block(conn: sa.Connection, last: Step, symbols: Symbols) -> Iterator
             size = len(row.ids) // ID_BYTES
             yield Step(row.node, node, at, at + size, row.ids, row.media), common
             node, at = row.node, at + common
-            if common < size:
+            if common < size or not size:
                 return
         # The walk stops at the next mark, where ids alone no longer tell children apart.
         if not rows or (plain and at < mark):
@@ -221,7 +221,7 @@ def _walk() -> sa.Select[tuple[int, bytes, bytes | None]]:
     step = sa.select(
         nodes.c.node, start.c.used + size, sa.case((part(size) == nodes.c.ids, 1), else_=0)
     ).where(nodes.c.parent == start.c.node, nodes.c.head == part(ID_BYTES), start.c.whole == 1)  # fmt: skip
-    walk = start.union_all(step)
+    walk = start.union(step)
     return (
         sa.select(nodes.c.node, nodes.c.ids, nodes.c.media)
         .where(nodes.c.node == walk.c.node, walk.c.used > 0)
@@ -233,8 +233,11 @@ _WALK: Final = _walk()
 
 
 def ancestors() -> sa.CTE:
-    """The node ``:node`` and all nodes above it, as columns ``node``, ``parent``, ``end``."""
+    """The node ``:node`` and all nodes above it, as columns ``node``, ``parent``, ``end``.
+
+    A union without duplicates, so that rows which somebody has tied into a ring are walked once.
+    """
     up = sa.select(nodes.c.node, nodes.c.parent, nodes.c.end).where(
         nodes.c.node == sa.bindparam("node", type_=BigKey)
     ).cte("up", recursive=True)  # fmt: skip
-    return up.union_all(sa.select(nodes.c.node, nodes.c.parent, nodes.c.end).where(nodes.c.node == up.c.parent))
+    return up.union(sa.select(nodes.c.node, nodes.c.parent, nodes.c.end).where(nodes.c.node == up.c.parent))

@@ -187,5 +187,5 @@ def _check(path: Path, *, read_only: bool, immutable: bool = False) -> None:
     try:
         with closing(connect(path, read_only=read_only, immutable=immutable)) as connection:
             check_file(path, connection, read_only=read_only)
-    except sqlite3.Error as error:
+    except (sqlite3.Error, UnicodeDecodeError) as error:
         raise database_error(error, path) from error

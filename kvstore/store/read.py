@@ -23,6 +23,7 @@ from kvstore.format.prefix import TokenIds
 from kvstore.limits import MAX_MANIFEST_BYTES
 from kvstore.store.damage import flag_entry, mark_missing, quarantine
 from kvstore.store.locations import Location, find_locations, locations_of_entry
+from kvstore.store.naming import entry_key
 from kvstore.store.objects import ObjectName, StoredObject
 from kvstore.store.opening import Opened
 from kvstore.store.schema import QUARANTINED
@@ -67,8 +68,9 @@ def read_manifest(opened: Opened, entry_id: Digest) -> Manifest:
 def _locations(opened: Opened, entry_id: Digest) -> list[Location]:
     with opened.index.read() as connection:
         found = locations_of_entry(connection, entry_id)
-    if not found:
-        raise fail("NOT_FOUND", f"there is no entry {entry_id}", ref=entry_id)
+        if not found:
+            # Either there is no such entry, or rows of it are gone and each payload is looked up by itself.
+            entry_key(connection, entry_id)
     return found
 
 

@@ -35,7 +35,7 @@ from kvstore.store.objects import ObjectName, Staged
 from kvstore.store.opening import Opened, make_index
 from kvstore.store.put import Put
 from kvstore.store.rows import Choice, write_entry, write_objects
-from kvstore.store.salvage import Salvage, salvage
+from kvstore.store.salvage import Salvage, salvage, storable
 from kvstore.store.schema import receipts
 from kvstore.store.sqlite_file import check_file, connect
 from kvstore.store.temp import Session
@@ -91,7 +91,7 @@ def _lock_old(index: Path, stack: ExitStack) -> sqlite3.Connection | None:
         connection = stack.enter_context(closing(connect(index, timeout=DEFAULT_LOCK_TIMEOUT)))
         check_file(index, connection, read_only=True)
         connection.execute("BEGIN IMMEDIATE")
-    except sqlite3.Error as error:
+    except (sqlite3.Error, UnicodeDecodeError) as error:
         typed = database_error(error, index)
         if typed.code != "STORE_CORRUPT":
             raise typed from error
@@ -130,7 +130,7 @@ def _fill(opened: Opened, old: Salvage) -> Rebuilt:
                 with connection.begin_nested():
                     _add(opened, connection, files, digest)
                     if digest not in old.times:
-                        annotate_entry(connection, digest, _annotations(files, digest))
+                        annotate_entry(connection, digest, storable(_annotations(files, digest)))
                     old.restore_entry(connection, digest)
             except KVStoreError as error:
                 result.skipped.append((digest, error.code, error.message))

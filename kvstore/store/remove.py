@@ -126,6 +126,8 @@ def _sweep_documents(opened: Opened, connection: sa.Connection) -> None:
     paths = connection.execute(sa.select(doomed_files.c.path).limit(_SWEPT_AT_ONCE)).scalars().all()
     with os_errors("removing a document", writing=True):
         for path in paths:
-            remove_file(opened.paths.root / path)
+            # A row that somebody has edited must not lead to any other file.
+            if opened.manifests.owns(path) or opened.receipts.owns(path):
+                remove_file(opened.paths.root / path)
     for part in batches(paths):
         connection.execute(doomed_files.delete().where(doomed_files.c.path.in_(part)))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sqlite3
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 
@@ -12,10 +13,10 @@ import sqlalchemy as sa
 from kvstore.errors import KVStoreError
 from kvstore.format.digest import Digest
 from kvstore.format.json import Json
-from kvstore.store.entries import annotate_entry, label_entry
+from kvstore.store.entries import annotate_entry, check_annotation, label_entry
 from kvstore.store.schema import entries
 
-__all__ = ["Salvage", "salvage"]
+__all__ = ["Salvage", "salvage", "storable"]
 
 
 @dataclass(slots=True)
@@ -38,13 +39,23 @@ class Salvage:
             created_at, accessed_at, pinned = self.times[entry_id]
             change = entries.update().where(entries.c.entry_id == entry_id)
             connection.execute(change.values(created_at=created_at, accessed_at=accessed_at, pinned=pinned))
-        annotate_entry(connection, entry_id, self.annotations.get(entry_id, {}))
+        annotate_entry(connection, entry_id, storable(self.annotations.get(entry_id, {})))
 
     def restore_labels(self, connection: sa.Connection) -> None:
         """Set the labels whose entries are there."""
         for name, (entry_id, set_at) in sorted(self.labels.items()):
             with suppress(KVStoreError):
                 label_entry(connection, name, entry_id, set_at)
+
+
+def storable(facts: Mapping[str, Json]) -> dict[str, Json]:
+    """Those of somebody's annotations that may be stored; the others are dropped, not their entry."""
+    found = {}
+    for name, value in facts.items():
+        with suppress(KVStoreError):
+            check_annotation(name, value)
+            found[name] = value
+    return found
 
 
 def salvage(old: sqlite3.Connection | None) -> Salvage:
@@ -62,7 +73,8 @@ def salvage(old: sqlite3.Connection | None) -> Salvage:
     with suppress(sqlite3.Error):
         query = "SELECT entry_id, name, value FROM annotations JOIN entries USING (entry_key)"
         for entry_id, name, value in old.execute(query):
-            found.annotations.setdefault(_digest(entry_id), {})[name] = json.loads(value)
+            with suppress(ValueError):
+                found.annotations.setdefault(_digest(entry_id), {})[name] = json.loads(value)
     return found
 
 

@@ -28,6 +28,7 @@ from kvstore.store.opening import Opened
 from kvstore.store.parallel import Stop, map_parallel
 from kvstore.store.read import check_object, read_manifest, read_token_ids
 from kvstore.store.schema import DOOMED, entries, objects, receipts, refs
+from kvstore.store.tree_check import check_offers, check_place
 
 __all__ = ["verify"]
 
@@ -65,11 +66,15 @@ def verify(
 
 
 def _check_index(opened: Opened) -> list[Finding]:
-    """SQLite's own check of the file and of references between tables."""
+    """SQLite's own check of the file and of references between tables, and what the prefix tree offers."""
     with opened.index.read() as connection:
         found = [str(row[0]) for row in connection.exec_driver_sql("PRAGMA quick_check(20)") if row[0] != "ok"]
         dangling = connection.exec_driver_sql("PRAGMA foreign_key_check")
         found += [f"a row of {row[0]} refers to nothing" for row in dangling]
+        if not found:
+            found += check_offers(connection)
+        if connection.exec_driver_sql("SELECT 1 FROM annotations WHERE NOT json_valid(value)").first():
+            found.append("an annotation is not JSON")
     return [Finding.make("STORE_CORRUPT", opened.paths.index.name, message) for message in found]
 
 
@@ -109,13 +114,14 @@ def _compare(opened: Opened, manifest: Manifest) -> list[Finding]:
     with opened.index.read() as connection:
         row = connection.execute(entries.select().where(entries.c.entry_id == manifest.entry_id)).mappings().first()
         held = {location.name.payload for location in locations_of_entry(connection, manifest.entry_id)}
+        misplaced = check_place(connection, manifest)
     if row is None:
         return []
     wrong = [name for name, value in expected.items() if row[name] != value]
     wrong += ["refs"] if held != needed else []
+    messages = [*(f"{name} is not what the manifest says" for name in wrong), *misplaced]
     return [
-        Finding.make("INDEX_MISMATCH", manifest.entry_id, f"{name} is not what the manifest says", (manifest.entry_id,))
-        for name in wrong
+        Finding.make("INDEX_MISMATCH", manifest.entry_id, message, (manifest.entry_id,)) for message in messages
     ]
 
 

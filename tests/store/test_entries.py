@@ -9,6 +9,7 @@ import pytest
 
 from kvstore.format.digest import sha256_digest
 from kvstore.format.receipt import Receipt
+from kvstore.store.clock import micros_text, text_micros
 from kvstore.store.entry_store import EntryStore
 from kvstore.store.remove import doom_entries, sweep_doomed
 from tests.builders import make_entry, make_model
@@ -145,6 +146,42 @@ def test_removal_is_all_or_nothing(store: EntryStore) -> None:
     read_back(store, made)
     assert store.remove([made.entry_id, made.entry_id]).entries == 1
     assert store.remove([]).entries == 0
+
+
+def test_an_edited_row_leads_to_no_file_of_others(store: EntryStore, tmp_path: Path) -> None:
+    made, kept = make_entry(1, 300), make_entry(2, 300)
+    put(store, made)
+    put(store, kept)
+    other = tmp_path / "other.json"
+    other.write_text("{}")
+    with store._opened.index.write() as connection:
+        for path in ("kvstore.json", "../other.json", str(other), "manifests", "objects", "CACHEDIR.TAG"):
+            connection.exec_driver_sql("INSERT INTO doomed_files VALUES (?)", (path,))
+    store.remove([made.entry_id])
+    assert other.read_text() == "{}"
+    with EntryStore.open(store.root) as again:
+        read_back(again, kept)
+        clean(again)
+
+
+def test_use_is_noted_only_where_that_costs_nothing(tmp_path: Path) -> None:
+    """A restore has succeeded already: neither a writer nor a full disk may turn it into a failure."""
+    made = make_entry(1, 20)
+    with EntryStore.open(tmp_path / "store") as store:
+        put(store, made)
+        with store._opened.index.write() as connection:
+            connection.exec_driver_sql("UPDATE entries SET accessed_at = 7")
+            store.touch(made.entry_id)
+        assert store.info(made.entry_id).accessed_at == 7
+        store.touch(made.entry_id)
+        assert store.info(made.entry_id).accessed_at > 7
+
+
+def test_times_that_no_calendar_has_are_shown_all_the_same() -> None:
+    assert micros_text(2**62) == "9999-12-31T23:59:59.999999Z"
+    assert micros_text(-1) == "1970-01-01T00:00:00.000000Z"
+    assert text_micros("2016-12-31T23:59:60Z") == text_micros("2016-12-31T23:59:59Z")
+    assert text_micros("2026-02-30T00:00:00Z") == 0
 
 
 def test_removal_goes_on_where_files_are_gone_already(store: EntryStore) -> None:

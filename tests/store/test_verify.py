@@ -6,6 +6,7 @@ import json
 import shutil
 import sqlite3
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -121,6 +122,70 @@ def test_rows_that_contradict_the_manifest(store: EntryStore, made: list[MadeEnt
     }  # fmt: skip
     rebuild_index(store.root)
     clean(store)
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "UPDATE tree_reach SET entry_key = 3 - entry_key",
+        "UPDATE tree_leaves SET node = (SELECT max(node) FROM tree_nodes) WHERE entry_key = 1",
+        "UPDATE tree_leaves SET lowest_cut = lowest_cut + 1 WHERE entry_key = 1",
+        "UPDATE tree_nodes SET ids = zeroblob(length(ids)) WHERE node = 2",
+        "UPDATE tree_nodes SET head = x'00' WHERE node = 2",
+        "UPDATE tree_nodes SET digest = randomblob(32) WHERE digest IS NOT NULL AND node > 1",
+        "UPDATE tree_nodes SET parent = node WHERE node = 3",
+        "UPDATE tree_nodes SET media = zeroblob(36) WHERE node = 3",
+        "UPDATE tree_roots SET namespace = 'other'",
+        "UPDATE tree_classes SET damaged = 1",
+        "DELETE FROM tree_leaves WHERE entry_key = 1",
+        "DELETE FROM tree_nodes WHERE node = 3",
+        "DELETE FROM tree_reach WHERE node = 3",
+        "INSERT INTO tree_nodes (node, parent, head, end, ids) VALUES (99, 1, x'00', 1, x'00000000')",
+        "DELETE FROM refs WHERE entry_key = 1",
+        "UPDATE annotations SET value = 'no JSON'",
+    ],
+)
+def test_rows_that_lead_astray_are_found(store: EntryStore, made: list[MadeEntry], statement: str) -> None:
+    """A match goes by these rows alone, so a check must see what a load would only refuse."""
+    store.annotate(made[0].entry_id, {"name": 1})
+    clean(store)
+    with store._opened.index.write() as connection:
+        assert connection.exec_driver_sql(statement).rowcount
+    for entry in made[:2]:
+        store.match(entry.manifest.model.digest, entry.manifest.namespace, entry.token_ids)
+    report = store.verify()
+    assert not report.ok
+    assert {f.code for f in report.findings} <= {"INDEX_MISMATCH", "STORE_CORRUPT"}
+    store.entries()
+    store.manifest(made[0].entry_id)
+    rebuild_index(store.root)
+    clean(store)
+
+
+def test_receipts_of_others_decide_nothing(store: EntryStore, made: list[MadeEntry]) -> None:
+    """No time and no annotation in a receipt keeps an entry out of a new index."""
+    first = store.receipts(made[0].entry_id)[0]
+    wrong = [
+        replace(first, made_at="2026-02-30T25:00:60Z"), replace(first, facts={"annotations": {"": 1, "n" * 256: 2}}),
+        replace(first, facts={"annotations": {"good": 1}}, made_at="2016-12-31T23:59:60Z"),
+    ]  # fmt: skip
+    for receipt in wrong:
+        store.add_receipt(receipt)
+    (store.root / "index.sqlite").unlink()
+    with EntryStore.open(store.root) as again:
+        assert {entry.entry_id for entry in again.entries()} == {entry.entry_id for entry in made}
+        assert again.info(made[0].entry_id).annotations == {"good": 1, "number": 0}
+        assert len(again.receipts(made[0].entry_id)) == 4
+        clean(again)
+
+
+def test_an_altered_receipt_hides_nothing(store: EntryStore, made: list[MadeEntry]) -> None:
+    (receipt,) = store.receipts(made[0].entry_id)
+    overwrite(store._opened.receipts.path(receipt.digest), receipt.data.replace(b"T", b"U"))
+    assert store.receipts(made[0].entry_id) == []
+    overwrite(store._opened.receipts.path(receipt.digest), b"{")
+    assert store.receipts(made[0].entry_id) == []
+    assert codes(store) == [("RECEIPT_CORRUPT", "error")]
 
 
 def test_what_nothing_refers_to_is_a_notice(store: EntryStore, made: list[MadeEntry]) -> None:
