@@ -1,5 +1,5 @@
 # Two commands matter: `make demo` shows the main job on a real model, `make test` proves it.
-# Both set up everything they need in .venv; nothing else on the machine is used or changed.
+# Both set up what they need in .venv; the demo makes its model in models/.
 
 SHELL := /bin/bash
 VENV := .venv
@@ -15,6 +15,7 @@ setup: $(VENV)/.ready
 
 $(VENV)/.ready: pyproject.toml
 	@test -n "$(PYTHON)" || { echo "kvstore needs Python 3.11 or newer; set PYTHON=/path/to/python" >&2; exit 1; }
+	@echo "setting up $(VENV); this takes a minute"
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade pip
 	$(BIN)/python -m pip install --quiet --editable '.[dev]'
