@@ -19,7 +19,7 @@ from typing import Any, Final
 
 import click
 
-__all__ = ["Output", "Progress", "human_bytes", "human_count", "table"]
+__all__ = ["Output", "Progress", "human_bytes", "human_count", "human_seconds", "table"]
 
 _REDRAW_SECONDS: Final = 0.1
 _BAR_CELLS: Final = 24
@@ -114,7 +114,13 @@ class Progress:
         share = min(1.0, self._done / self.total) if self.total else 1.0
         filled = int(share * _BAR_CELLS)
         bar = "█" * filled + "░" * (_BAR_CELLS - filled)
-        return f"{self.label} {bar} {self._done}/{self.total} {self.unit}, {self.rate:.1f} {self.unit}/s"
+        left = (self.total - self._done) / self.rate if self._done else None
+        rest = "" if left is None or left <= 0 else f", {human_seconds(left)} left"
+        if self.unit == "bytes":
+            amount = f"{human_bytes(self._done)} of {human_bytes(self.total)}, {human_bytes(round(self.rate))}/s"
+        else:
+            amount = f"{self._done}/{self.total} {self.unit}, {self.rate:.1f} {self.unit}/s"
+        return f"{self.label} {bar} {amount}{rest}"
 
     def close(self) -> None:
         """End the line."""
@@ -142,6 +148,14 @@ def human_bytes(count: int) -> str:
         if value < 999.5 or unit == _UNITS[-1]:
             break
     return f"{value:.1f} {unit}" if value < 99.95 else f"{value:.0f} {unit}"
+
+
+def human_seconds(seconds: float) -> str:
+    """A time for people: ``12 s``, ``3:05 min``, ``1:10 h``."""
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    return f"{whole // 60}:{whole % 60:02} min" if whole < 3600 else f"{whole // 3600}:{whole // 60 % 60:02} h"
 
 
 def human_count(count: int, noun: str, plural: str | None = None) -> str:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from kvstore.cli.output import Output, Progress, human_bytes, human_count, table
+from kvstore.cli.output import Output, Progress, human_bytes, human_count, human_seconds, table
 
 
 @pytest.mark.parametrize(
@@ -20,6 +20,26 @@ from kvstore.cli.output import Output, Progress, human_bytes, human_count, table
 )  # fmt: skip
 def test_sizes_are_decimal_and_short(count: int, text: str) -> None:
     assert human_bytes(count) == text
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"), [(0.4, "0 s"), (59.4, "59 s"), (59.6, "1:00 min"), (185, "3:05 min"), (4200, "1:10 h")]
+)
+def test_times_are_short(seconds: float, text: str) -> None:
+    assert human_seconds(seconds) == text
+
+
+def test_a_bar_shows_amount_rate_and_time_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = iter(range(0, 1000, 10))
+    monkeypatch.setattr("kvstore.cli.output.time.monotonic", lambda: float(next(clock)))
+    bar = Progress("storing", total=4_000_000, unit="bytes", drawn=False)
+    assert "left" not in bar.line()
+    bar.update(1_000_000)
+    assert "1.0 MB of 4.0 MB" in bar.line()
+    assert "B/s, " in bar.line()
+    assert bar.line().endswith(" left")
+    bar.update(4_000_000)
+    assert "left" not in bar.line()
 
 
 def test_counts_agree_in_number() -> None:
@@ -81,7 +101,8 @@ def test_a_bar_shows_count_and_rate_and_ends_its_line(capsys: pytest.CaptureFixt
     assert drawn.startswith("\rprefill ██████░")
     assert "2/8 tokens" in drawn
     assert "8/8 tokens" in drawn
-    assert drawn.endswith("tokens/s\n")
+    assert drawn.endswith("\n")
+    assert drawn.rstrip().endswith("tokens/s")
 
 
 @pytest.mark.parametrize("settings", [{"as_json": True}, {"quiet": True}, {"progress": "never"}])
