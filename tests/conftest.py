@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import signal
+
 from hypothesis import HealthCheck, settings
 
 # No deadlines: machines differ, and no test may depend on time. The same examples on every run, so that CI never
@@ -11,3 +13,6 @@ settings.register_profile(
 )
 settings.register_profile("explore", deadline=None, max_examples=1000, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("repeatable")
+
+# A shell that starts the tests in the background has SIGINT ignored, which children inherit; Ctrl-C is tested.
+signal.signal(signal.SIGINT, signal.default_int_handler)
