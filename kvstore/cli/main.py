@@ -20,7 +20,7 @@ from kvstore import __version__
 from kvstore.cli.session import Session, global_options
 from kvstore.errors import KVStoreError, fail
 
-__all__ = ["VERBS", "cli", "main"]
+__all__ = ["VERBS", "cli"]
 
 EXIT_UNFORESEEN: Final = 1
 EXIT_USAGE: Final = 2
@@ -123,11 +123,6 @@ def cli() -> None:
 
     Results go to standard output; progress, messages and errors to standard error.
     """
-
-
-def main() -> None:
-    """Entry point of the ``kvstore`` program."""
-    cli.main(prog_name="kvstore")
 
 
 def _guarded(run: Any, session: Session) -> int:

@@ -41,6 +41,29 @@ def test_ctrl_c_in_a_prefill_leaves_nothing(tmp_path: Path, model: Path, long_id
     assert json.loads(run_process("ls", "--json", store=store).out)["entries"] == []
 
 
+@pytest.mark.parametrize("as_json", [True, False])
+def test_ctrl_c_while_the_program_is_being_imported(tmp_path: Path, *, as_json: bool) -> None:
+    script = """
+import sys
+class Interrupted:
+    def find_spec(self, name, path=None, target=None):
+        if name == "kvstore.cli.main":
+            raise KeyboardInterrupt
+sys.meta_path.insert(0, Interrupted())
+from kvstore.cli.__main__ import main
+main()
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", script, "ls", *["--json"][: int(as_json)]], text=True, capture_output=True, check=False,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "KVSTORE_DIR": str(tmp_path)},
+    )  # fmt: skip
+    assert (done.returncode, done.stdout) == (130, "")
+    if as_json:
+        assert checked(done.stderr)["error"]["code"] == "CANCELLED"
+    else:
+        assert done.stderr == "error: stopped; nothing was left behind [CANCELLED]\n"
+
+
 def test_a_closed_pipe_is_quiet(filled_store: Path) -> None:
     """More output than a pipe holds, and a reader that takes one line."""
     running = process("codes", store=filled_store)
