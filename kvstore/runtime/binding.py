@@ -25,7 +25,9 @@ from kvstore.runtime.identity import ModelIdentity
 if TYPE_CHECKING:
     import mlx.nn as nn
 
-__all__ = ["DEFAULT_SAMPLE", "BoundModel", "bind", "identity_of", "load_model", "require_bound"]
+    from kvstore.runtime.snapshot import Snapshot
+
+__all__ = ["DEFAULT_SAMPLE", "BoundModel", "bind", "bind_unread", "identity_of", "load_model", "require_bound"]
 
 _SMALL_BYTES: Final = 2**12
 DEFAULT_SAMPLE: Final = 16
@@ -50,6 +52,7 @@ class BoundModel:
     evidence: Literal["loaded", "compared"]
     compared: int = 0
     _parameters: Mapping[str, Callable[[], Any]] = field(default_factory=dict, repr=False, compare=False)
+    _snapshot: Snapshot | None = field(default=None, repr=False, compare=False)
 
     def replaced_parameters(self) -> list[str]:
         """Names of parameters that are others than at binding: new weights, an adapter, a quantization.
@@ -62,6 +65,17 @@ class BoundModel:
         if len(moved) < len(self._parameters):
             moved = [name for name in moved if not _same_value(self._parameters[name](), live.get(name))]
         return moved + [name for name in live if name not in self._parameters]
+
+    def altered(self) -> str | None:
+        """What else is other than at binding: a setting, or an array that was written to where a sample shows it."""
+        if self._snapshot is None:
+            return None
+        setting = self._snapshot.other_setting(self.model)
+        if setting is not None:
+            return f"setting {setting}"
+        live = {name: array for name, array in _parameters(self.model) if self._parameters[name]() is array}
+        written = self._snapshot.written_to(live)
+        return f"parameter {written[0]}" if written else None
 
 
 def load_model(
@@ -87,7 +101,7 @@ def load_model(
     model, tokenizer = _load(identity, trust_remote_code=trust_remote_code)
     # After the last byte was read: mlx-lm leaves an adapter's arrays lazy.
     identity.require_unchanged()
-    return BoundModel(model, tokenizer, identity, "loaded", 0, _references(model))
+    return BoundModel(model, tokenizer, identity, "loaded", 0, _references(model), _snapshot(model))
 
 
 def bind(
@@ -101,7 +115,7 @@ def bind(
     """Bind a live model to ``identity`` after comparing the two.
 
     Args:
-        model: The model as mlx-lm loads it, adapter included.
+        model: The model as mlx-lm loads it, adapter included; what is lazy of it is evaluated.
         identity: From :meth:`ModelIdentity.from_path`; its files are read again.
         tokenizer: Kept as it is.
         sample: How many parameters to compare bit by bit, beside the first, the last and all of the adapter's; they
@@ -114,6 +128,24 @@ def bind(
         IncompatibleError: BINDING_MISMATCH naming the parameter or setting.
         UnsupportedError: SHARD_UNSUPPORTED.
     """
+    import mlx.core as mx
+
+    compared = _compare(model, identity, sample=sample, trust_remote_code=trust_remote_code)
+    with load_errors(identity.path):
+        # What is lazy still would be read from whatever lies there by then.
+        mx.eval(model.parameters())
+    identity.require_unchanged()
+    return BoundModel(model, tokenizer, identity, "compared", compared, _references(model), _snapshot(model))
+
+
+def bind_unread(model: nn.Module, identity: ModelIdentity) -> BoundModel:
+    """Bind a model whose weights are not to be read: to restore into, never to compute with. Raises as :func:`bind`."""
+    compared = _compare(model, identity, sample=0, trust_remote_code=False)
+    identity.require_unchanged()
+    return BoundModel(model, None, identity, "compared", compared, _references(model))
+
+
+def _compare(model: nn.Module, identity: ModelIdentity, *, sample: int | None, trust_remote_code: bool) -> int:
     import mlx.nn as nn
 
     from kvstore.runtime.compare import compare_models
@@ -123,15 +155,13 @@ def bind(
     require_one_rank()
     identity.require_unchanged()
     reference = _skeleton(identity, trust_remote_code=trust_remote_code)
-    compared = compare_models(model, reference, sample=sample, untrained=_untrained(reference, identity))
-    identity.require_unchanged()
-    return BoundModel(model, tokenizer, identity, "compared", compared, _references(model))
+    return compare_models(model, reference, sample=sample, untrained=_untrained(reference, identity))
 
 
 def require_bound(value: Any) -> BoundModel:
-    """The bound model, once it is proved that its parameters are still those that were bound.
+    """The bound model, once it is proved that its parameters and settings are still those that were bound.
 
-    Arrays changed in place are not seen; arrays put in their place are.
+    Arrays put in others' place are seen; arrays written to in place are seen where a sample of their bytes shows it.
 
     Raises:
         IncompatibleError: MODEL_UNBOUND for anything but a bound model, BINDING_MISMATCH for one that was changed.
@@ -146,6 +176,12 @@ def require_bound(value: Any) -> BoundModel:
         raise fail(
             "BINDING_MISMATCH", f"parameter {replaced[0]} was replaced after the model was bound",
             fix="Bind the model again, with the adapter that it has now.", parameters=replaced[:64],
+        )  # fmt: skip
+    altered = value.altered()
+    if altered is not None:
+        raise fail(
+            "BINDING_MISMATCH", f"{altered} was changed after the model was bound",
+            fix="Load the model again: its files say otherwise.", changed=altered,
         )  # fmt: skip
     return value
 
@@ -229,6 +265,12 @@ def _references(model: nn.Module) -> dict[str, Callable[[], Any]]:
         name: partial(_itself, array) if array.nbytes <= _SMALL_BYTES else weakref.ref(array)
         for name, array in _parameters(model)
     }
+
+
+def _snapshot(model: nn.Module) -> Snapshot:
+    from kvstore.runtime.snapshot import Snapshot
+
+    return Snapshot.take(model, dict(_parameters(model)))
 
 
 def _itself(array: Any) -> Any:

@@ -6,7 +6,7 @@ import os
 from typing import Any
 
 from kvstore.format.layers import LayerRecord, leaves
-from kvstore.runtime.binding import BoundModel, bind
+from kvstore.runtime.binding import BoundModel, bind_unread
 from kvstore.runtime.folder import load_errors, locate
 from kvstore.runtime.identity import ModelIdentity
 from kvstore.runtime.probe import CacheOptions
@@ -29,7 +29,7 @@ def open_model(path: str | os.PathLike[str], adapter_path: str | os.PathLike[str
         if identity.adapter_path is not None:
             model = utils.load_adapters(model, str(identity.adapter_path))
             model.eval()
-    return bind(model, identity, sample=0)
+    return bind_unread(model, identity)
 
 
 def load_tokenizer(path: str | os.PathLike[str]) -> Any:

@@ -38,6 +38,8 @@ from kvstore.runtime.kinds import DTYPES, describe, handler_for_class
 __all__ = ["PromptFile", "read_prompt_file", "write_prompt_file"]
 
 _SUFFIX: Final = ".safetensors"
+_MAX_DEPTH: Final = 16
+_SHOWN_CHARS: Final = 40
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,10 +215,29 @@ def _rows(kind: str, cache: Any) -> int | None:
 
 
 def _unflatten(flat: Mapping[str, Any], what: str) -> Any:
+    for key in flat:
+        _check_place(key, len(flat), what)
     try:
         return tree_unflatten(list(flat.items()))
     except (ValueError, TypeError, IndexError, KeyError, RecursionError, KVStoreError) as error:
         raise _invalid(f"{what} cannot be put together: {str(error)[:80]}") from None
+
+
+def _check_place(key: str, count: int, what: str) -> None:
+    """MLX fills a list up to any index that it is given, so an index must be one that so many values can have."""
+    parts = key.split(".")
+    numbers = [part for part in parts if _is_index(part)]
+    if len(parts) > _MAX_DEPTH or not all(n.isascii() and n.isdigit() and int(n) < count for n in numbers):
+        raise _invalid(f"a place in {what}", f"numbers below {count}, at most {_MAX_DEPTH}", key[:_SHOWN_CHARS])
+
+
+def _is_index(part: str) -> bool:
+    """Whether MLX takes it for a number: it asks ``int``, which takes signs, underscores and digits of any script."""
+    try:
+        int(part)
+    except ValueError:
+        return False
+    return True
 
 
 def _length(value: Any) -> Any:

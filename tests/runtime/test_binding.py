@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import socket
 import subprocess
 import sys
@@ -12,7 +13,9 @@ from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
+import mlx.nn as nn
 import mlx_lm
+import numpy as np
 import pytest
 from mlx.utils import tree_flatten, tree_unflatten
 
@@ -252,6 +255,12 @@ def test_a_model_changed_after_binding_is_refused(base: Path, tmp_path: Path) ->
         "one weight replaced": lambda b: change(b.model, "model.layers.0.mlp.up_proj.weight"),
         "adapter applied": lambda b: mlx_lm.utils.load_adapters(b.model, str(adapter)),
         "quantized": lambda b: mlx_lm.utils.quantize_model(b.model, dict(TINY), 32, 4),
+        "an array scaled in place": lambda b: write_to(b.model.model.layers[1].mlp.up_proj.weight),
+        "memory written to": lambda b: overwrite(b.model.model.layers[1].mlp.up_proj.weight),
+        "another scale": lambda b: setattr(b.model.model.layers[1].self_attn, "scale", 0.5),
+        "another rope base": lambda b: setattr(b.model.model.layers[0].self_attn.rope, "base", 5.0),
+        "another rope": lambda b: setattr(b.model.model.layers[0].self_attn, "rope", nn.Identity()),
+        "another norm": lambda b: setattr(b.model.model.norm, "eps", 0.1),
     }
     for name, edit in changes.items():
         bound = load_model(base)
@@ -261,6 +270,30 @@ def test_a_model_changed_after_binding_is_refused(base: Path, tmp_path: Path) ->
         with pytest.raises(IncompatibleError) as caught:
             require_bound(bound)
         assert caught.value.code == "BINDING_MISMATCH", name
+
+
+def write_to(array: mx.array) -> None:
+    array *= 2
+    mx.eval(array)
+
+
+def overwrite(array: mx.array) -> None:
+    np.array(array, copy=False)[...] = 0
+
+
+def test_a_lazy_model_is_read_before_its_files_can_change(base: Path, tmp_path: Path) -> None:
+    """Weights that are not evaluated are read when they are first used, from whatever lies there by then."""
+    folder = tmp_path / "model"
+    shutil.copytree(base, folder)
+    identity = ModelIdentity.from_path(folder)
+    model, _ = mlx_lm.utils.load_model(folder, lazy=True)
+    bound = bind(model, identity)
+    file = folder / "model.safetensors"
+    with file.open("r+b") as opened:
+        opened.seek(file.stat().st_size // 2)
+        opened.write(bytes(file.stat().st_size - opened.tell()))
+    expected = load_model(base).model(mx.array([[1, 2, 3]]))
+    assert mx.array_equal(bound.model(mx.array([[1, 2, 3]])), expected)
 
 
 def test_binding_keeps_no_weights_alive(base: Path) -> None:

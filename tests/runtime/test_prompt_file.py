@@ -142,6 +142,13 @@ def set_in(*path: str, value: Any) -> Any:
     return change
 
 
+def rename(old: str, new: str) -> Any:
+    def change(header: Any) -> Any:
+        header[new] = header.pop(old)
+
+    return change
+
+
 META = "__metadata__"
 BAD_HEADERS = {
     "offsets past the end": lambda h: shift(h, 8),
@@ -167,6 +174,13 @@ BAD_HEADERS = {
     "scalar of no kind": set_in(META, "2.1.1", value="pickle"),
     "scalar nowhere": set_in(META, "2.1.0", value="0.9"),
     "too few classes": lambda h: h[META].pop("1.0"),
+    "an index of a billion": rename("0.0", "0.1000000000"),
+    "a layer of a billion": rename("0.0", "1000000000.0"),
+    "an index with a sign": rename("0.0", "0.-1"),
+    "an index in other digits": rename("0.0", "0.\u0661"),
+    "a deep place": rename("0.0", "0" + ".0" * 5000),
+    "a billion classes": set_in(META, "1.1000000000", value="KVCache"),
+    "a billion scalars": set_in(META, "2.1000000000.0", value="0.0"),
     "array where the offset was": lambda h: (h[META].pop("2.1.0"), h[META].pop("2.1.1")),
 }
 
