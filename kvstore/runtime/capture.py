@@ -14,10 +14,12 @@ from itertools import islice
 from typing import Any, Final
 
 from kvstore.errors import fail
+from kvstore.format.fields import Fields
 from kvstore.format.groups import Group, PayloadRef, Segment, plan_groups, segments
-from kvstore.format.layers import LayerRecord, Span, leaves
+from kvstore.format.layers import LayerRecord, Span, leaves, parse_layers
 from kvstore.format.manifest import Manifest, MethodRecord, PrefixRecord, check_manifest, token_spec
 from kvstore.format.prefix import DEFAULT_NAMESPACE, MediaItem, TokenIds, as_token_ids, parse_namespace, prefix_digest
+from kvstore.format.rules import check_layers
 from kvstore.format.seal import seal
 from kvstore.format.tensors import Payload, Seal
 from kvstore.runtime.base import Base, place_of
@@ -84,6 +86,7 @@ def capture(
     check_layers_agree(layers, int(ids.size))
     require_media(ids, media, identity.media_tokens)
     _check_method(layers, method)
+    _check_records(layers, int(ids.size))
     jobs = _jobs(layers, views(cache))
     marked = run_parallel(lambda job: _ref(job, base), jobs, stop=Stop(cancelled))
     refs = [ref for ref, _, _ in marked]
@@ -137,6 +140,16 @@ def check_layers_agree(layers: tuple[LayerRecord, ...], token_count: int) -> Non
             expected=token_count, found=offset,
             fix="Pass every id that the model has read into this cache, the last sampled one not among them.",
         )  # fmt: skip
+
+
+def _check_records(layers: tuple[LayerRecord, ...], token_count: int) -> None:
+    """The format's own rules, before anything is planned by these numbers: they may come out of anybody's file.
+
+    Raises:
+        InvalidError, UnsupportedError: codes of steps 3 and 4 of the reading order.
+    """
+    parse_layers(Fields({"layers": [layer.to_json() for layer in layers]}, "", ("layers",)), "layers")
+    check_layers(layers, token_count)
 
 
 def _check_method(layers: tuple[LayerRecord, ...], method: MethodRecord | None) -> None:

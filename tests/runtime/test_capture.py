@@ -105,6 +105,22 @@ def test_token_ids_outside_32_bits() -> None:
         assert code_of(capture, [feed(KVCache(), [2])], wrong, IDENTITY) == "TOKEN_ID_RANGE"
 
 
+@pytest.mark.parametrize(
+    ("changes", "code"),
+    [
+        ({"keep": -(2**31)}, "FIELD_RANGE"), ({"max_size": 2**40}, "FIELD_RANGE"), ({"keep": 2**26 + 1}, "FIELD_RANGE"),
+        ({"max_size": 32.0}, "FIELD_TYPE"), ({"keep": True}, "FIELD_TYPE"), ({"keep": 32}, "CACHE_STATE_INVALID"),
+    ],
+)  # fmt: skip
+def test_numbers_that_no_cache_has_are_refused_before_anything_is_planned_by_them(
+    changes: dict[str, Any], code: str
+) -> None:
+    """A prompt-cache file can say any: two billion kept rows would be eight million segments."""
+    cache = feed(RotatingKVCache(32), [40])
+    vars(cache).update(changes)
+    assert code_of(captured, [cache], 40) == code
+
+
 def test_the_count_of_a_state_is_the_callers_word() -> None:
     state = ArraysCache(1)
     state[0] = mx.ones((1, 4))
