@@ -97,10 +97,11 @@ def read_config(path: Path) -> Qwen35Config:
         UsageError: USAGE where it cannot be read.
         InvalidError: PLAN_CONFIG_INVALID.
     """
-    from kvstore.format.qwen35_config import config_from_bytes
+    from kvstore.format.qwen35_config import MAX_CONFIG_BYTES, config_from_bytes
+    from kvstore.store.fs import read_file
 
     try:
-        data = path.read_bytes()
+        data = read_file(path, MAX_CONFIG_BYTES)
     except OSError as error:
         raise fail("USAGE", f"the config {path} cannot be read: {error.strerror}") from error
     return config_from_bytes(data)

@@ -14,13 +14,16 @@ from typing import Any, Final, Literal, cast, get_args
 
 from kvstore.errors import KVStoreError, fail
 
-__all__ = ["DEFAULT_INTERVAL", "LayerType", "Qwen35Config", "config_from_bytes", "parse_qwen35_config", "u32"]
+__all__ = [
+    "DEFAULT_INTERVAL", "MAX_CONFIG_BYTES", "LayerType", "Qwen35Config", "config_from_bytes", "parse_qwen35_config",
+    "u32",
+]  # fmt: skip
 
 LayerType = Literal["full_attention", "linear_attention"]
 U32_MAX: Final = 2**32 - 1
 DEFAULT_INTERVAL: Final = 4
 """``full_attention_interval`` where a config has neither it nor ``layer_types``."""
-_MAX_BYTES: Final = 16 * 2**20
+MAX_CONFIG_BYTES: Final = 16 * 2**20
 _MOST_LISTED: Final = 257
 """Layers that are listed where the config gives a rule instead of a list: one more than a plan may have."""
 _DENSE: Final = ("qwen3_5", "qwen3_5_text")
@@ -73,8 +76,8 @@ def config_from_bytes(data: bytes) -> Qwen35Config:
     Raises:
         InvalidError: PLAN_CONFIG_INVALID.
     """
-    if len(data) > _MAX_BYTES:
-        raise _invalid("the document", f"at most {_MAX_BYTES} bytes", len(data))
+    if len(data) > MAX_CONFIG_BYTES:
+        raise _invalid("the document", f"at most {MAX_CONFIG_BYTES} bytes", len(data))
     try:
         value = json.loads(data.decode("utf-8"), object_pairs_hook=_unique)
     except (ValueError, RecursionError) as error:

@@ -34,6 +34,7 @@ from kvstore.format.foreign_tensors import (
 )
 from kvstore.format.tensors import uint_dtype
 from kvstore.runtime.kinds import DTYPES, describe, handler_for_class
+from kvstore.store.fs import open_plain
 
 __all__ = ["PromptFile", "read_prompt_file", "write_prompt_file"]
 
@@ -99,7 +100,7 @@ def write_prompt_file(path: Path, cache: Sequence[Any], metadata: Mapping[str, s
 def _mapped(path: Path) -> Iterator[memoryview]:
     """The file's bytes. Arrays are copied out, so nothing outlives the mapping."""
     try:
-        with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapping:
+        with os.fdopen(open_plain(path), "rb") as file, _map(file.fileno()) as mapping:
             view = memoryview(mapping)
             try:
                 yield view
@@ -107,6 +108,10 @@ def _mapped(path: Path) -> Iterator[memoryview]:
                 view.release()
     except (OSError, ValueError) as error:
         raise fail("CACHE_FILE_INVALID", f"{path.name} cannot be read: {error}") from error
+
+
+def _map(fd: int) -> mmap.mmap:
+    return mmap.mmap(fd, 0, access=mmap.ACCESS_READ)
 
 
 def _header(data: memoryview) -> tuple[ForeignHeader, int]:

@@ -7,6 +7,7 @@ token ids and the receiving model, before a byte of the arrays is read. A look a
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -28,6 +29,7 @@ from kvstore.format.wp30_codec import CodecName, Decoder, codec_of, open_codec
 from kvstore.runtime.device import memory_budget
 from kvstore.runtime.registry import DTYPES
 from kvstore.runtime.wp30_notes import annotations_of, method_of
+from kvstore.store.fs import open_plain
 
 __all__ = ["Wp30Cache", "Wp30Info", "inspect_wp30", "is_wp30", "read_wp30"]
 
@@ -124,7 +126,7 @@ def read_wp30(
 @contextmanager
 def _opened(path: Path) -> Iterator[tuple[CodecName, Decoder]]:
     try:
-        with path.open("rb") as file:
+        with os.fdopen(open_plain(path), "rb") as file:
             codec = codec_of(file.read(_HEAD_BYTES))
             file.seek(0)
             yield codec, open_codec(file, codec)

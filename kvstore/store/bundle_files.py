@@ -14,7 +14,7 @@ from pathlib import Path
 from kvstore.errors import fail
 from kvstore.format.bundle import BundleFile, check_path
 from kvstore.format.digest import Readable
-from kvstore.store.fs import os_errors, sync_path, write_file
+from kvstore.store.fs import open_plain, os_errors, sync_path, write_file
 
 __all__ = ["BundleFiles", "open_bundle", "write_folder", "write_tar"]
 
@@ -78,8 +78,8 @@ def open_bundle(path: Path) -> Iterator[BundleFiles]:
         UsageError: USAGE, where nothing is there.
         KVStoreError: STORE_IO and its like.
     """
-    if not path.exists():
-        raise fail("USAGE", f"there is no bundle at {path}")
+    if not path.is_dir() and not path.is_file():
+        raise fail("USAGE", f"there is no bundle at {path}", expected="a folder or a tar archive", found="neither")
     with os_errors("opening a bundle"):
         files = BundleFiles(tuple(_walk(path, "")), path) if path.is_dir() else _archive(path)
     try:
@@ -100,7 +100,7 @@ def _walk(folder: Path, prefix: str) -> Iterator[BundleFile]:
 
 def _archive(path: Path) -> BundleFiles:
     """A tar archive, mapped whole; its members are slices of it."""
-    with path.open("rb") as source:
+    with os.fdopen(open_plain(path), "rb") as source:
         if not os.fstat(source.fileno()).st_size:
             raise fail("BUNDLE_LAYOUT_INVALID", f"{path.name} is empty")
         mapped = mmap.mmap(source.fileno(), 0, access=mmap.ACCESS_READ)

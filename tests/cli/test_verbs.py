@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import pytest
 from mlx_lm.models.cache import load_prompt_cache, make_prompt_cache, save_prompt_cache
 
 import kvstore
+from kvstore.format.qwen35_plan import PROFILE
 from tests.cli.conftest import ROOT, Run, runner
 from tests.runtime.driving import same_bits
 from tests.runtime.model_folders import real_folder
@@ -95,6 +97,31 @@ def test_put_refuses_a_file_with_other_token_ids(kv: Run, model: Path, tmp_path:
     assert ran.code == 4
     assert ran.document["error"]["code"] == "CACHE_INCONSISTENT"
     assert kv("ls", "--json").document["entries"] == []
+
+
+@pytest.mark.parametrize(
+    ("args", "code"),
+    [
+        (["put", "FILE", "--model", "MODEL", "--tokens", "IDS"], "CACHE_FILE_INVALID"),
+        (["put", "FILE", "--inspect-only"], "CACHE_FILE_INVALID"),
+        (["import", "FILE"], "USAGE"),
+        (["plan", "--profile", PROFILE, "--max-sequence-tokens", "4", "--config", "FILE"], "USAGE"),
+        (["plan", "--model", "FILE", "--token-count", "4"], "MODEL_FOLDER_INVALID"),
+    ],
+    ids=["put", "inspect", "import", "config", "model"],
+)
+@pytest.mark.parametrize("kind", ["pipe", "device"])
+def test_a_pipe_is_not_waited_for_and_a_device_is_not_read(
+    kv: Run, model: Path, ids: Path, tmp_path: Path, args: list[str], code: str, kind: str
+) -> None:
+    file = Path("/dev/zero")
+    if kind == "pipe":
+        file = tmp_path / "pipe"
+        os.mkfifo(file)
+    named = {"FILE": str(file), "MODEL": str(model), "IDS": str(ids)}
+    ran = kv(*(named.get(arg, arg) for arg in args), "--json")
+    assert ran.code
+    assert ran.document["error"]["code"] == code
 
 
 def test_put_writes_the_receipt_where_asked(kv: Run, model: Path, prompt: Path, tmp_path: Path) -> None:
