@@ -46,13 +46,18 @@ def os_error(error: OSError, what: str, *, writing: bool = False) -> KVStoreErro
     name = errno.errorcode.get(error.errno or 0, str(error.errno))
     path = os.fsdecode(error.filename) if isinstance(error.filename, (str, bytes)) else None
     detail: dict[str, Any] = {"errno": name, "path": path}
+    if path is not None and path not in what:
+        what += f" at {path}"
     if error.errno in _NO_SPACE:
         return fail("NO_SPACE", f"{what}: {name}", fix="Free space on the store's volume and try again.", **detail)
     if error.errno == errno.EROFS or (writing and error.errno in _DENIED):
         return fail("STORE_READ_ONLY", f"{what}: {name}", fix="Check permissions and mount options.", **detail)
     if error.errno in _DENIED:
         return fail("STORE_UNREADABLE", f"{what}: {name}", fix="Check the permissions.", **detail)
-    return fail("STORE_IO", f"{what}: {name}: {error.strerror}", **detail)
+    return fail(
+        "STORE_IO", f"{what}: {name}: {error.strerror}", fix="Look at what is there, and at the volume that it is on.",
+        **detail,
+    )
 
 
 @contextmanager

@@ -25,6 +25,7 @@ def test_every_errno_has_its_code(number: int, writing: bool, code: str) -> None
     error = os_error(OSError(number, os.strerror(number), "/a/b"), "doing", writing=writing)
     assert error.code == code
     assert error.detail == {"errno": errno.errorcode[number], "path": "/a/b"}
+    assert error.message.startswith(f"doing at /a/b: {errno.errorcode[number]}")
 
 
 def test_a_file_that_cannot_be_written_whole_is_gone(tmp_path: Path) -> None:
