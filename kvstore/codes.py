@@ -160,6 +160,7 @@ CODES: Final[dict[str, Code]] = {
     "STORE_READ_ONLY": Code("store", "StoreError", "The store cannot be written."),
     "STORE_CORRUPT": Code("store", _X, "The index is damaged; it can be rebuilt from the files."),
     "STORE_BUSY": Code("store", "BusyError", "Another process held the write lock for too long."),
+    "ENTRY_LEASED": Code("store", "BusyError", "The entry is in use, so it is not removed."),
     "STORE_IO": Code("store", "KVStoreError", "The operating system refused a read or a write."),
     "NO_SPACE": Code("store", "SpaceError", "The disk is full; nothing was stored."),
     "QUOTA_EXCEEDED": Code("store", "SpaceError", "The entry is larger than the store's budget."),

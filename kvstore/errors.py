@@ -9,7 +9,7 @@
     ├── IntegrityError              exit 5   bytes are missing or are not what their name says
     ├── IncompatibleError           exit 6   the entry is sound but belongs to another model or prefix
     ├── UnsupportedError            exit 7   a version, feature or kind that this release does not know
-    ├── BusyError                   exit 8   another process holds the store
+    ├── BusyError                   exit 8   another process holds the store, or uses the entry
     ├── SpaceError                  exit 9   no space, over budget, or more than the device can hold
     ├── StoreError                  exit 10  no usable store there
     └── CancelledError              exit 130 the caller stopped the operation
@@ -96,7 +96,7 @@ class UnsupportedError(KVStoreError):
 
 
 class BusyError(KVStoreError):
-    """Another process holds the store's write lock for too long."""
+    """Another process holds the store's write lock for too long, or uses an entry that is to be removed."""
 
     exit_code = 8
 

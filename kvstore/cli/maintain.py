@@ -69,23 +69,36 @@ def unlabel(session: Session, name: str) -> None:
 @click.argument("refs", nargs=-1, required=True, metavar="REF...")
 @click.option("-n", "--dry-run", is_flag=True, help="Only show what would be removed.")
 @click.option("-y", "--yes", is_flag=True, help="Do not ask.")
-def rm(session: Session, refs: tuple[str, ...], dry_run: bool, yes: bool) -> None:  # noqa: FBT001 - click calls by name
+@click.option("--force", is_flag=True, help="Also remove what a process is working from.")
+def rm(
+    session: Session, refs: tuple[str, ...], dry_run: bool, yes: bool, force: bool,  # noqa: FBT001 - click calls by name
+) -> None:  # fmt: skip
     """Remove entries.
 
     What they share with other entries stays. Unless -y is given the plan is shown and a question
-    asked; away from a terminal -y or -n is required.
+    asked; away from a terminal -y or -n is required. An entry that a process is loading, or has
+    leased, is not removed without --force: the exit code is then 8, and nothing is removed.
     """
     out = session.output
     with session.open_entries(read_only=dry_run) as store:
         items = [store.info(entry_id) for entry_id in dict.fromkeys(store.resolve(ref) for ref in refs)]
         if not dry_run and not yes:
             _ask(session, items)
-        freed = 0
+        freed, ids = 0, [item.entry_id for item in items]
+        held = store.holders(ids) if dry_run else []
         if not dry_run:
-            freed = store.remove([item.entry_id for item in items]).stored_bytes
-    document = {"dry_run": dry_run, "entries": [entry_document(item) for item in items], "freed_bytes": freed}
-    out.result("rm", document, entry_table(items) if dry_run else [item.entry_id for item in items])
+            freed = store.remove(ids, force=force).stored_bytes
+    document = {
+        "dry_run": dry_run, "entries": [entry_document(item) for item in items], "freed_bytes": freed,
+        "leases": [holder.to_json() for holder in held],
+    }  # fmt: skip
+    out.result("rm", document, entry_table(items) if dry_run else ids)
     count = human_count(len(items), "entry", "entries")
+    for holder in held:
+        out.say(holder.message)
+    if held and not force:
+        out.say(f"would remove nothing of {count} without --force")
+        return
     out.say(f"would remove {count}" if dry_run else f"removed {count}, freed {human_bytes(freed)}")
 
 

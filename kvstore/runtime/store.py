@@ -7,13 +7,14 @@ which needs no MLX and is at hand as :attr:`Store.entries`.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, Self
 
-from kvstore.errors import KVStoreError, fail
+from kvstore.errors import KVStoreError, NotFoundError, fail
 from kvstore.format.compat import Policy, signature
 from kvstore.format.digest import Digest
 from kvstore.format.json import Json
@@ -40,6 +41,7 @@ from kvstore.store.entries import EntryInfo
 from kvstore.store.entry_store import EntryStore
 from kvstore.store.explain import Asked
 from kvstore.store.findings import Report
+from kvstore.store.leases import LEASE_SECONDS, Lease, refreshing
 from kvstore.store.read import Verification
 from kvstore.store.remove import Removed
 
@@ -128,15 +130,18 @@ class Store:
                 return there
         before = None if base is None else entry_of(base)
         known = self._bases.get(before) if before is not None else Base() if remember else None
-        captured = capture(
-            cache, token_ids, identity, namespace=namespace, method=method, media=media, base=known, cancelled=cancelled
-        )
         names = {_NAME_NOTE + name: text for name, text in identity.names.items()}
-        receipt = self.entries.publish(
-            captured.manifest, captured.source, token_ids=captured.token_ids, codec=codec, label=label,
-            annotations={**names, **(annotations or {})}, libraries=library_versions(),
-            device=device_facts() if isinstance(model, BoundModel) else None, progress=progress, cancelled=cancelled,
-        ).receipt  # fmt: skip
+        with self._kept(before) as lease:
+            captured = capture(
+                cache, token_ids, identity, namespace=namespace, method=method, media=media, base=known,
+                cancelled=cancelled,
+            )  # fmt: skip
+            receipt = self.entries.publish(
+                captured.manifest, captured.source, token_ids=captured.token_ids, codec=codec, label=label,
+                annotations={**names, **(annotations or {})}, libraries=library_versions(),
+                device=device_facts() if isinstance(model, BoundModel) else None,
+                progress=refreshing(lease, progress), cancelled=cancelled,
+            ).receipt  # fmt: skip
         if captured.base is not None:
             self._bases.keep(receipt.subject, captured.base)
         return receipt
@@ -243,11 +248,13 @@ class Store:
             manifest, tokens, into, options=hit.options, namespace=hit.namespace, policy=policy, method=hit.method,
             names=lambda: self._names(entry_id), prober=self._probes, budget=budget,
         )  # fmt: skip
-        if hit.asked is not None:
-            require_prefix(self.entries, manifest, hit.asked, tokens)
-        filled = fill(
-            self.entries, plan, verification=verification, remember=remember, progress=progress, cancelled=cancelled
-        )
+        with self.entries.while_leased(entry_id) as lease:
+            if hit.asked is not None:
+                require_prefix(self.entries, manifest, hit.asked, tokens)
+            filled = fill(
+                self.entries, plan, verification=verification, remember=remember,
+                progress=refreshing(lease, progress), cancelled=cancelled,
+            )  # fmt: skip
         if remember:
             self._bases.keep(entry_id, filled.base)
         self.entries.touch(entry_id)
@@ -276,9 +283,34 @@ class Store:
         ids = None if refs is None else [self.entries.resolve(ref) for ref in refs]
         return self.entries.verify(ids, deep=deep, progress=progress, cancelled=cancelled)
 
-    def remove(self, *refs: str) -> Removed:
-        """Remove entries, and the objects that no other entry needs. Raises NOT_FOUND, REF_AMBIGUOUS."""
-        return self.entries.remove([self.entries.resolve(ref) for ref in refs])
+    def lease(self, wanted: Hit | str, *, seconds: float = LEASE_SECONDS) -> Lease:
+        """Protect an entry from removal inside a ``with``, from a match to the put of what became of it.
+
+        A load and a put with a base hold one by themselves, for as long as they run. It ends with the process.
+
+        Args:
+            wanted: A hit; or an entry's id, prefix of an id, or label.
+            seconds: How long it holds, if it is neither renewed nor released.
+
+        Raises:
+            NotFoundError: NO_PREFIX for a miss, NOT_FOUND.
+            UsageError: REF_AMBIGUOUS; USAGE for a time that is none.
+            StoreError, SpaceError, BusyError: of the store; STORE_READ_ONLY where nothing can be written.
+        """
+        entry_id = wanted.entry_id if isinstance(wanted, Hit) else self.entries.resolve(wanted)
+        if entry_id is None:
+            assert isinstance(wanted, Hit)  # noqa: S101 - a reference means an entry, or is refused
+            raise _miss(wanted)
+        return self.entries.lease(entry_id, seconds=seconds)
+
+    def remove(self, *refs: str, force: bool = False) -> Removed:
+        """Remove entries, and the objects that no other entry needs.
+
+        Raises:
+            NotFoundError, UsageError: NOT_FOUND, REF_AMBIGUOUS.
+            BusyError: ENTRY_LEASED, where somebody works from an entry and it is not to be removed by ``force``.
+        """
+        return self.entries.remove([self.entries.resolve(ref) for ref in refs], force=force)
 
     def label(self, name: str, ref: str) -> None:
         """Let a label mean an entry. Raises LABEL_INVALID, NOT_FOUND, REF_AMBIGUOUS."""
@@ -287,6 +319,16 @@ class Store:
     def labels(self) -> Mapping[str, Digest]:
         """All labels, with the entries that they mean."""
         return self.entries.labels()
+
+    @contextmanager
+    def _kept(self, entry_id: Digest | None) -> Iterator[Lease | None]:
+        """A lease on the entry that a put starts from, if it is still there: what has gone is encoded again."""
+        with ExitStack() as stack:
+            lease = None
+            if entry_id is not None:
+                with suppress(NotFoundError):
+                    lease = stack.enter_context(self.entries.while_leased(entry_id))
+            yield lease
 
     def _hit(self, wanted: Hit | str, options: CacheOptions | None, namespace: str | None, method: str | None) -> Hit:
         """What to restore: a hit with whatever the caller says otherwise, or a reference as a hit on a whole entry."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Final
@@ -16,6 +16,7 @@ from kvstore.format.json import Json, canonical_bytes
 from kvstore.format.receipt import Receipt, parse_receipt
 from kvstore.limits import MAX_NAME_CHARS, MAX_RECEIPT_BYTES
 from kvstore.store.clock import now_micros
+from kvstore.store.index import once
 from kvstore.store.locations import batches
 from kvstore.store.naming import entry_key, parse_label
 from kvstore.store.opening import Opened
@@ -176,19 +177,8 @@ def touch(opened: Opened, entry_id: Digest) -> None:
     if last is None or now - last < _TOUCH_EVERY or opened.read_only:
         return
     change = entries.update().where(entries.c.entry_id == entry_id).values(accessed_at=now)
-    with suppress(KVStoreError), opened.index.write(_once()) as connection:
+    with suppress(KVStoreError), opened.index.write(once()) as connection:
         connection.execute(change)
-
-
-def _once() -> Callable[[], None]:
-    """A checkpoint that lets a wait for the lock be tried once."""
-    tries = iter((True,))
-
-    def checkpoint() -> None:
-        if not next(tries, False):
-            raise fail("STORE_BUSY", "another process is writing to the store", fix="Try again.")
-
-    return checkpoint
 
 
 def add_receipt(opened: Opened, receipt: Receipt) -> None:

@@ -30,9 +30,10 @@ from kvstore.store.entries import EntryInfo
 from kvstore.store.explain import Asked, Elsewhere, explain, nearest
 from kvstore.store.findings import Report
 from kvstore.store.index import DEFAULT_LOCK_TIMEOUT
+from kvstore.store.leases import LEASE_SECONDS, Holder, Lease, holders, refreshing, take_lease, while_leased
 from kvstore.store.locations import find_locations
 from kvstore.store.match import Found, Reason, match
-from kvstore.store.naming import resolve
+from kvstore.store.naming import entry_key, resolve
 from kvstore.store.opening import Durability, Opened, open_store
 from kvstore.store.publish import PayloadSource, Progress, Written, publish
 from kvstore.store.put import Put
@@ -46,19 +47,20 @@ __all__ = ["EntryStore", "Stats"]
 
 @dataclass(frozen=True, slots=True)
 class Stats:
-    """Totals of a store: counts, and bytes of payloads referred to and of objects on disk."""
+    """Totals of a store: counts, bytes of payloads referred to and of objects on disk, and leases that hold."""
 
     entries: int
     objects: int
     raw_bytes: int
     stored_bytes: int
     damaged_entries: int
+    leases: int = 0
 
     def to_json(self) -> dict[str, Json]:
         """The JSON object."""
         return {
-            "damaged_entries": self.damaged_entries, "entries": self.entries, "objects": self.objects,
-            "raw_bytes": self.raw_bytes, "stored_bytes": self.stored_bytes,
+            "damaged_entries": self.damaged_entries, "entries": self.entries, "leases": self.leases,
+            "objects": self.objects, "raw_bytes": self.raw_bytes, "stored_bytes": self.stored_bytes,
         }  # fmt: skip
 
 
@@ -221,9 +223,23 @@ class EntryStore:
             raise fail("NOT_FOUND", f"there is no entry {entry_id}", ref=entry_id)
         return found[0]
 
-    def remove(self, entry_ids: Iterable[Digest]) -> Removed:
+    def remove(self, entry_ids: Iterable[Digest], *, force: bool = False) -> Removed:
         """Remove entries and what only they needed. See :func:`kvstore.store.remove.remove_entries`."""
-        return remove_entries(self._opened, entry_ids)
+        return remove_entries(self._opened, entry_ids, force=force)
+
+    def lease(self, entry_id: Digest, *, seconds: float = LEASE_SECONDS) -> Lease:
+        """Protect an entry from removal inside a ``with``. See :func:`kvstore.store.leases.take_lease`."""
+        return take_lease(self._opened, entry_id, seconds=seconds)
+
+    def while_leased(self, entry_id: Digest) -> AbstractContextManager[Lease | None]:
+        """The same where it can be had at once. See :func:`kvstore.store.leases.while_leased`."""
+        return while_leased(self._opened, entry_id)
+
+    def holders(self, entry_ids: Iterable[Digest] | None = None) -> list[Holder]:
+        """The leases that hold now, of these entries or of all. NOT_FOUND."""
+        with self._opened.index.read() as connection:
+            keys = None if entry_ids is None else [entry_key(connection, entry_id) for entry_id in entry_ids]
+            return holders(self._opened, connection, keys)
 
     def set_label(self, name: str, entry_id: Digest) -> None:
         """Let a label mean this entry. LABEL_INVALID, NOT_FOUND."""
@@ -265,8 +281,11 @@ class EntryStore:
         progress: Progress | None = None,
     ) -> Exported:  # fmt: skip
         """Write an entry as a bundle. See :func:`kvstore.store.bundle.export_bundle`."""
-        manifest, kept = self.manifest(entry_id), self.receipts(entry_id) if receipts else []
-        return export_bundle(self._opened, manifest, kept, Path(path), archive=archive, progress=progress)
+        with self.while_leased(entry_id) as lease:
+            manifest, kept = self.manifest(entry_id), self.receipts(entry_id) if receipts else []
+            return export_bundle(
+                self._opened, manifest, kept, Path(path), archive=archive, progress=refreshing(lease, progress)
+            )
 
     def import_bundle(
         self, path: str | Path, *, codec: Codec = "small", label: str | None = None, progress: Progress | None = None,
@@ -299,4 +318,5 @@ class EntryStore:
         with self._opened.index.read() as connection:
             entry_count, raw, damaged = connection.execute(entry_query).one()
             object_count, stored = connection.execute(object_query).one()
-        return Stats(entry_count, object_count, int(raw), int(stored), int(damaged))
+            held = len(holders(self._opened, connection))
+        return Stats(entry_count, object_count, int(raw), int(stored), int(damaged), held)

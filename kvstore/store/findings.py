@@ -23,6 +23,7 @@ FINDINGS: Final[Mapping[str, tuple[Severity, str]]] = {
     "ORPHAN_RECEIPT": ("notice", "Rebuild the index to take it in, or let gc remove it."),
     "FOREIGN_FILE": ("notice", "Move it elsewhere: kvstore did not write it."),
     "DOOMED_LEFT": ("notice", "None needed: the next removal or gc finishes it."),
+    "LEASE_LEFT": ("notice", "None needed: the next removal or gc drops it."),
     "TEMP_LEFT": ("notice", "None needed: opening the store for writing sweeps it."),
 }
 """Codes that only a check gives; all others are those of ``kvstore.codes``, and errors."""

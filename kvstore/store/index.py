@@ -28,7 +28,7 @@ from sqlalchemy.exc import DBAPIError, DisconnectionError, SQLAlchemyError
 from kvstore.errors import KVStoreError, fail
 from kvstore.store.sqlite_file import connect
 
-__all__ = ["DEFAULT_LOCK_TIMEOUT", "Index"]
+__all__ = ["DEFAULT_LOCK_TIMEOUT", "Index", "database_error", "once"]
 
 DEFAULT_LOCK_TIMEOUT: Final = 30.0
 """Seconds that a writer waits for another one."""
@@ -74,11 +74,14 @@ class Index:
             connection.close()
 
     @contextmanager
-    def write(self, checkpoint: Callable[[], None] | None = None) -> Iterator[sa.Connection]:
+    def write(
+        self, checkpoint: Callable[[], None] | None = None, *, durable: bool = True
+    ) -> Iterator[sa.Connection]:
         """A transaction that holds the store's write lock; commits at the end, rolls back on any exception.
 
         Args:
             checkpoint: Called while waiting for the lock; raises to give up.
+            durable: Whether the commit must survive a power cut; the next one that must takes it along.
 
         Raises:
             BusyError: STORE_BUSY.
@@ -89,6 +92,8 @@ class Index:
             connection = self._open().execution_options(sqlite_begin="IMMEDIATE").connect()
         try:
             with _typed(self.path):
+                driver: Any = connection.connection.driver_connection
+                driver.execute(f"PRAGMA synchronous={'FULL' if durable else 'NORMAL'}")
                 self._begin(connection, checkpoint)
                 yield connection
                 connection.commit()
@@ -164,6 +169,17 @@ class Index:
             connection.exec_driver_sql(f"BEGIN {mode}")
 
         return engine
+
+
+def once() -> Callable[[], None]:
+    """A checkpoint for :meth:`Index.write` that lets a wait for the lock be tried once, for half a second."""
+    tries = iter((True,))
+
+    def checkpoint() -> None:
+        if not next(tries, False):
+            raise fail("STORE_BUSY", "another process is writing to the store", fix="Try again.")
+
+    return checkpoint
 
 
 def _identity(path: Path) -> tuple[int, int] | None:

@@ -11,6 +11,7 @@ import sqlalchemy as sa
 from kvstore.format.digest import Digest
 from kvstore.store.documents import Documents
 from kvstore.store.findings import Finding
+from kvstore.store.leases import count_stale
 from kvstore.store.locations import batches
 from kvstore.store.objects import ObjectName
 from kvstore.store.opening import Opened
@@ -114,7 +115,11 @@ def _unfinished(opened: Opened) -> list[Finding]:
         count = sa.select(sa.func.count())
         left = connection.execute(count.where(objects.c.state == DOOMED)).scalar_one()
         left += connection.execute(count.select_from(doomed_files)).scalar_one()
-    return [Finding.make("DOOMED_LEFT", "index.sqlite", f"{left} files are still to be removed")] if left else []
+        stale = count_stale(opened, connection)
+    return [
+        *([Finding.make("DOOMED_LEFT", "index.sqlite", f"{left} files are still to be removed")] if left else []),
+        *([Finding.make("LEASE_LEFT", "index.sqlite", f"{stale} leases of ended processes")] if stale else []),
+    ]
 
 
 def _foreign(path: str) -> Finding:

@@ -89,7 +89,7 @@ def _lock_old(index: Path, stack: ExitStack) -> sqlite3.Connection | None:
         return None
     try:
         connection = stack.enter_context(closing(connect(index, timeout=DEFAULT_LOCK_TIMEOUT)))
-        check_file(index, connection, read_only=True)
+        check_file(index, connection, read_only=False)
         connection.execute("BEGIN IMMEDIATE")
     except (sqlite3.Error, UnicodeDecodeError) as error:
         typed = database_error(error, index)
@@ -137,6 +137,7 @@ def _fill(opened: Opened, old: Salvage) -> Rebuilt:
             else:
                 result.entries += 1
         old.restore_labels(connection)
+        old.restore_leases(connection)
         result.objects = connection.execute(sa.text("SELECT count(*) FROM objects")).scalar_one()
     return result
 

@@ -4,6 +4,7 @@ The first takes the entries' rows away and dooms the objects that only they refe
 and its commit is durable before any file goes. The second, under the lock again, unlinks
 what is *still* doomed: a put in between may have raised it. A crash between the two
 leaves doomed rows, which the next sweep finishes; never a live row without its file.
+An entry that somebody has leased is not removed, except by force.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import sqlalchemy as sa
 
 from kvstore.format.digest import Digest
 from kvstore.store.fs import os_errors, remove_file
+from kvstore.store.leases import drop_stale, refuse_leased
 from kvstore.store.locations import batches
 from kvstore.store.naming import entry_key
 from kvstore.store.objects import ObjectName
@@ -38,19 +40,23 @@ class Removed:
     stored_bytes: int
 
 
-def remove_entries(opened: Opened, entry_ids: Iterable[Digest]) -> Removed:
+def remove_entries(opened: Opened, entry_ids: Iterable[Digest], *, force: bool = False) -> Removed:
     """Remove entries with their labels, annotations and receipts; all of them or none.
+
+    Args:
+        force: Also what is leased: whoever works from it meets a typed error, or encodes it again.
 
     Raises:
         NotFoundError: NOT_FOUND.
-        StoreError, BusyError: of the store.
+        BusyError: ENTRY_LEASED; STORE_BUSY.
+        StoreError: of the store.
     """
-    removed = doom_entries(opened, entry_ids)
+    removed = doom_entries(opened, entry_ids, force=force)
     sweep_doomed(opened)
     return removed
 
 
-def doom_entries(opened: Opened, entry_ids: Iterable[Digest]) -> Removed:
+def doom_entries(opened: Opened, entry_ids: Iterable[Digest], *, force: bool = False) -> Removed:
     """The first step alone: the entries are gone, their files may go. Raises as :func:`remove_entries`."""
     wanted = list(dict.fromkeys(entry_ids))
     opened.index.refuse_read_only()
@@ -58,6 +64,9 @@ def doom_entries(opened: Opened, entry_ids: Iterable[Digest]) -> Removed:
         return Removed(0, 0, 0)
     with opened.index.write() as connection:
         keys = [entry_key(connection, entry_id) for entry_id in wanted]
+        drop_stale(opened, connection)
+        if not force:
+            refuse_leased(opened, connection, keys)
         for entry_id in wanted:
             remove_entry(connection, entry_id)
         _doom_documents(opened, connection, wanted)

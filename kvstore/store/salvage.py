@@ -1,4 +1,4 @@
-"""What an old index alone knew, read as far as it can be read: labels, pins, times, annotations."""
+"""What an old index alone knew, read as far as it can be read: labels, pins, leases, times, annotations."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ from kvstore.errors import KVStoreError
 from kvstore.format.digest import Digest
 from kvstore.format.json import Json
 from kvstore.store.entries import annotate_entry, check_annotation, label_entry
-from kvstore.store.schema import entries
+from kvstore.store.naming import entry_key
+from kvstore.store.schema import entries, leases
 
 __all__ = ["Salvage", "salvage", "storable"]
 
@@ -27,11 +28,13 @@ class Salvage:
         times: Created, accessed (microseconds), pinned.
         labels: Label to entry and time of setting.
         annotations: Name to value.
+        leases: Owner to entry, time of taking and end.
     """
 
     times: dict[Digest, tuple[int, int, int]] = field(default_factory=dict)
     labels: dict[str, tuple[Digest, int]] = field(default_factory=dict)
     annotations: dict[Digest, dict[str, Json]] = field(default_factory=dict)
+    leases: dict[str, tuple[Digest, int, int]] = field(default_factory=dict)
 
     def restore_entry(self, connection: sa.Connection, entry_id: Digest) -> None:
         """Give an entry of the new index its times, pin and annotations back."""
@@ -46,6 +49,15 @@ class Salvage:
         for name, (entry_id, set_at) in sorted(self.labels.items()):
             with suppress(KVStoreError):
                 label_entry(connection, name, entry_id, set_at)
+
+
+    def restore_leases(self, connection: sa.Connection) -> None:
+        """Let the leases go on whose entries are there; those that have ended go with the next sweep."""
+        for owner, (entry_id, taken_at, expires_at) in sorted(self.leases.items()):
+            with suppress(KVStoreError):
+                connection.execute(leases.insert().values(
+                    owner=owner, entry_key=entry_key(connection, entry_id), taken_at=taken_at, expires_at=expires_at
+                ))  # fmt: skip
 
 
 def storable(facts: Mapping[str, Json]) -> dict[str, Json]:
@@ -75,6 +87,10 @@ def salvage(old: sqlite3.Connection | None) -> Salvage:
         for entry_id, name, value in old.execute(query):
             with suppress(ValueError):
                 found.annotations.setdefault(_digest(entry_id), {})[name] = json.loads(value)
+    with suppress(sqlite3.Error):
+        query = "SELECT owner, entry_id, taken_at, expires_at FROM leases JOIN entries USING (entry_key)"
+        for owner, entry_id, taken_at, expires_at in old.execute(query):
+            found.leases[owner] = (_digest(entry_id), taken_at, expires_at)
     return found
 
 

@@ -1,7 +1,7 @@
 """The tables of the index, one set for SQLite and PostgreSQL.
 
 The index is derived: ``rebuild`` makes it again from ``manifests/``, ``receipts/`` and
-``objects/``. Only labels, pins and access times are its own. Digests are 32-byte
+``objects/``. Only labels, pins, leases and access times are its own. Digests are 32-byte
 blobs, times are integer microseconds UTC. Small integer keys stand for entries and
 objects inside the database and mean nothing outside of it.
 
@@ -20,7 +20,7 @@ from kvstore.format.digest import Digest, digest_bytes
 
 __all__ = [
     "DOOMED", "LIVE", "METADATA", "MISSING", "QUARANTINED", "BigKey", "DigestBlob", "doomed_files",
-    "entries", "labels", "notes", "objects", "receipts", "refs",
+    "entries", "labels", "leases", "notes", "objects", "receipts", "refs",
 ]  # fmt: skip
 
 LIVE: Final = "live"
@@ -118,6 +118,17 @@ labels: Final[sa.Table] = sa.Table(
     sa.Column("name", sa.Text, primary_key=True),
     sa.Column("entry_key", BigKey, sa.ForeignKey("entries.entry_key", ondelete="CASCADE"), nullable=False, index=True),
     sa.Column("set_at", BigKey, nullable=False),
+    sqlite_strict=True,
+    sqlite_with_rowid=False,
+)  # fmt: skip
+
+leases: Final[sa.Table] = sa.Table(
+    "leases", METADATA,
+    # Name of a session in tmp/ whose lock says whether the owner lives.
+    sa.Column("owner", sa.Text, primary_key=True),
+    sa.Column("entry_key", BigKey, sa.ForeignKey("entries.entry_key", ondelete="CASCADE"), nullable=False, index=True),
+    sa.Column("taken_at", BigKey, nullable=False),
+    sa.Column("expires_at", BigKey, nullable=False),
     sqlite_strict=True,
     sqlite_with_rowid=False,
 )  # fmt: skip

@@ -25,7 +25,18 @@ _PAGE_SIZE: Final = 8192
 _WAL_LIMIT: Final = 64 * 2**20
 
 
-MIGRATIONS: Final[tuple[Callable[[sqlite3.Connection], None], ...]] = ()
+def _add_leases(connection: sqlite3.Connection) -> None:
+    """2: leases."""
+    connection.execute(
+        "CREATE TABLE leases (owner TEXT NOT NULL, entry_key INTEGER NOT NULL, taken_at INTEGER NOT NULL, "
+        "expires_at INTEGER NOT NULL, CONSTRAINT pk_leases PRIMARY KEY (owner), "
+        "CONSTRAINT fk_leases_entry_key FOREIGN KEY(entry_key) REFERENCES entries (entry_key) "
+        "ON DELETE CASCADE) WITHOUT ROWID, STRICT"
+    )
+    connection.execute("CREATE INDEX ix_leases_entry_key ON leases (entry_key)")
+
+
+MIGRATIONS: Final[tuple[Callable[[sqlite3.Connection], None], ...]] = (_add_leases,)
 """Step ``n`` brings a file from ``user_version`` n + 1 to n + 2; the version moves in the same transaction."""
 
 SCHEMA_VERSION: Final = len(MIGRATIONS) + 1

@@ -23,7 +23,7 @@ from kvstore.format.digest import Readable
 from kvstore.store.fs import DIR_MODE, sync_path, sync_paths, write_file
 from kvstore.store.parallel import start_waiting, wait_for
 
-__all__ = ["Session", "boot_id", "garbage_sessions", "sweep_sessions"]
+__all__ = ["Session", "boot_id", "garbage_sessions", "is_live", "sweep_sessions"]
 
 _YOUNG: Final = 60.0
 """Seconds for which a session of a living process is left alone: its owner may be about to lock it."""
@@ -103,6 +103,11 @@ def garbage_sessions(tmp: Path, *, young: float = _YOUNG) -> list[Path]:
         return [path for path in sorted(tmp.iterdir()) if _is_garbage(path, young)]
     except FileNotFoundError:
         return []
+
+
+def is_live(path: Path) -> bool:
+    """Whether the process that made a session has not ended, as far as locks can tell."""
+    return path.is_dir() and not _is_garbage(path, 0.0)
 
 
 def _is_garbage(path: Path, young: float) -> bool:

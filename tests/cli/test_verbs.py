@@ -14,6 +14,7 @@ from mlx_lm.models.cache import load_prompt_cache, make_prompt_cache, save_promp
 
 import kvstore
 from kvstore.format.qwen35_plan import PROFILE
+from kvstore.store.entry_store import EntryStore
 from tests.cli.conftest import ROOT, Run, runner
 from tests.runtime.driving import same_bits
 from tests.runtime.model_folders import real_folder
@@ -385,6 +386,23 @@ def test_rm_takes_the_entry_and_what_only_it_needed(kv: Run, model: Path, tmp_pa
     assert kv("show", "a").code == 3
     kv("rm", "b", "-y")
     assert [f for f in files(tmp_path / "store") if f.suffix in (".kvo",) or f.parts[0] in ("manifests", "tmp")] == []
+
+
+def test_rm_leaves_what_is_leased_unless_forced(kv: Run, model: Path, tmp_path: Path) -> None:
+    kv("put", "--model", model, "--tokens", "-", "--label", "a", stdin="1 2 3")
+    with EntryStore.open(tmp_path / "store") as store, store.lease(store.resolve("a")) as lease:
+        assert kv("info", "--json").document["stats"]["leases"] == 1
+        ran = kv("rm", "a", "-y", "--json")
+        assert (ran.code, ran.document["error"]["code"]) == (8, "ENTRY_LEASED")
+        plan = kv("rm", "a", "-n", "--json").document
+        assert [held["entry_id"] for held in plan["leases"]] == [lease.entry_id]
+        said = kv("rm", "a", "-n").err
+        assert f"in use by process {os.getpid()}" in said
+        assert "would remove nothing of 1 entry without --force" in said
+        assert "would remove 1 entry" in kv("rm", "a", "-n", "--force").err
+        assert only_entry(kv)["labels"] == ["a"]
+        assert kv("rm", "a", "-y", "--force").code == 0
+    assert kv("ls", "--json").document["entries"] == []
 
 
 def test_rm_of_something_unknown_removes_nothing(kv: Run, model: Path) -> None:

@@ -25,7 +25,11 @@ from tests.store.kit import put, read_back
 IS_LIVE = objects.c.state == LIVE
 # Few entries with shared blocks, so that everybody meets everybody.
 MADE = [make_entry(seed, tokens, layers=1) for seed in (1,) for tokens in (256, 512)]
-KINDS = ("put", "churn", "churn", "churn", "read", "audit")
+KINDS = ("put", "churn", "churn", "churn", "read", "hold", "audit")
+SEEN = {
+    ("churn", "NOT_FOUND"), ("churn", "ENTRY_LEASED"), ("read", "NOT_FOUND"), ("read", "OBJECT_MISSING"),
+    ("hold", "NOT_FOUND"),
+}  # fmt: skip
 
 
 def step(store: EntryStore, kind: str, entry: MadeEntry, rng: random.Random) -> None:
@@ -36,13 +40,26 @@ def step(store: EntryStore, kind: str, entry: MadeEntry, rng: random.Random) -> 
             store.remove([entry.entry_id])
         elif kind == "audit":
             audit(store)
+        elif kind == "hold":
+            hold(store, entry)
         elif kind == "read":
             found = store.match(entry.manifest.model.digest, "default", entry.token_ids)
             read_back(store, next((made for made in MADE if made.entry_id == found.entry_id), entry))
     except KVStoreError as error:
         # What a removal by others looks like; anything else, wrong data above all, ends the worker.
-        if (kind, error.code) not in {("churn", "NOT_FOUND"), ("read", "NOT_FOUND"), ("read", "OBJECT_MISSING")}:
+        if (kind, error.code) not in SEEN:
             raise
+
+
+def hold(store: EntryStore, entry: MadeEntry) -> None:
+    """What is leased is there until it is released, whoever removes what meanwhile."""
+    with store.lease(entry.entry_id):
+        try:
+            for _ in range(3):
+                read_back(store, entry)
+                time.sleep(0.002)
+        except KVStoreError as error:
+            raise AssertionError("a leased entry was removed") from error
 
 
 def audit(store: EntryStore) -> None:

@@ -134,7 +134,7 @@ def test_removal_takes_what_nothing_else_needs(store: EntryStore) -> None:
     assert (removed.entries, removed.objects) == (2, 7)
     assert files(store.root) == start
     assert store.stats().to_json() == {
-        "damaged_entries": 0, "entries": 0, "objects": 0, "raw_bytes": 0, "stored_bytes": 0
+        "damaged_entries": 0, "entries": 0, "leases": 0, "objects": 0, "raw_bytes": 0, "stored_bytes": 0
     }  # fmt: skip
     clean(store)
 

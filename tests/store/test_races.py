@@ -44,8 +44,9 @@ def test_workers_that_are_killed_leave_whole_entries_and_no_temporary_files(tmp_
         assert list((tmp_path / "tmp").iterdir()) == []
         report = store.verify(deep=True)
         assert {finding.code for finding in report.findings} <= {
-            "ORPHAN_OBJECT", "ORPHAN_MANIFEST", "ORPHAN_RECEIPT", "DOOMED_LEFT"
+            "ORPHAN_OBJECT", "ORPHAN_MANIFEST", "ORPHAN_RECEIPT", "DOOMED_LEFT", "LEASE_LEFT"
         }  # fmt: skip
+        assert store.holders() == []
         for tokens in (256, 512):
             made = make_entry(1, tokens, layers=1)
             put(store, made)
