@@ -216,10 +216,13 @@ def _load(identity: ModelIdentity, *, trust_remote_code: bool) -> tuple[nn.Modul
     import mlx.core as mx
     import mlx_lm
 
+    from kvstore.runtime.older_mlx_lm import loader_options
+
     with load_errors(identity.path):
         model, tokenizer = mlx_lm.load(
-            str(identity.path), adapter_path=_text(identity.adapter_path), **_trust(trust_remote_code)
-        )[:2]
+            str(identity.path), adapter_path=_text(identity.adapter_path),
+            **loader_options(identity.path, trust_remote_code=trust_remote_code),
+        )[:2]  # fmt: skip
         mx.eval(model.parameters())
     return model, tokenizer
 
@@ -228,17 +231,16 @@ def _skeleton(identity: ModelIdentity, *, trust_remote_code: bool) -> nn.Module:
     """The model of the files with every weight still unread."""
     from mlx_lm import utils
 
+    from kvstore.runtime.older_mlx_lm import loader_options
+
     with load_errors(identity.path):
-        model, _ = utils.load_model(identity.path, lazy=True, **_trust(trust_remote_code))
+        model, _ = utils.load_model(
+            identity.path, lazy=True, **loader_options(identity.path, trust_remote_code=trust_remote_code)
+        )
         if identity.adapter_path is not None:
             model = utils.load_adapters(model, str(identity.adapter_path))
             model.eval()
     return model
-
-
-def _trust(trust_remote_code: bool) -> dict[str, bool]:  # noqa: FBT001 - from keyword to keyword
-    """The argument only where it is asked for: mlx-lm before 0.32 does not know it."""
-    return {"trust_remote_code": True} if trust_remote_code else {}
 
 
 def _untrained(reference: nn.Module, identity: ModelIdentity) -> frozenset[str]:

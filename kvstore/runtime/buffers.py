@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any, Final
 
 import mlx.core as mx
@@ -23,7 +24,7 @@ from kvstore.runtime.cut import Cut, cut_layer, cut_layers
 from kvstore.runtime.kinds import objects, place
 from kvstore.runtime.kinds import restore as restore_layers
 from kvstore.runtime.kinds_kv import CUT_MARK
-from kvstore.runtime.registry import DTYPES, UINTS
+from kvstore.runtime.registry import DTYPES, UINTS, Continuation
 from kvstore.runtime.rows import Rows
 from kvstore.store.parallel import run_parallel
 
@@ -49,20 +50,33 @@ class Need:
         return int(np.prod(self.shape, dtype=np.int64)) * DTYPE_SIZES[self.dtype]
 
 
-def needs(layers: Sequence[LayerRecord], tokens: int, templates: Sequence[Any] | None = None) -> tuple[Need, ...]:
-    """The arrays that these layers need at ``tokens``, in cache order; nothing is made."""
+def needs(
+    layers: Sequence[LayerRecord], tokens: int, templates: Sequence[Any] | None = None,
+    continuation: Continuation = MappingProxyType({}),
+) -> tuple[Need, ...]:  # fmt: skip
+    """The arrays that these layers need at ``tokens``, in cache order; nothing is made.
+
+    Args:
+        continuation: The entry's.
+
+    Raises:
+        IncompatibleError: CUT_NOT_POSSIBLE where the installed release of mlx_lm could not go on from there.
+    """
     by_path = {} if templates is None else dict(objects(templates))
     return tuple(
         need
         for path, layer in leaves(tuple(layers))
-        for need in _leaf_needs(path, cut_layer(layer, tokens), by_path.get(path))
+        # What was said of the state where it was saved says nothing of an earlier one.
+        for need in _leaf_needs(
+            path, cut_layer(layer, tokens), by_path.get(path), continuation if layer.offset == tokens else {}
+        )
     )
 
 
-def _leaf_needs(path: str, cut: Cut, template: Any) -> list[Need]:
+def _leaf_needs(path: str, cut: Cut, template: Any, continuation: Continuation) -> list[Need]:
     if cut.record.never_written:
         return []
-    placement = place(cut.placed, template)
+    placement = place(cut.placed, template, continuation)
     found = []
     for role, tensor in cut.record.tensors.items():
         axis, shape = cut.record.axis(role), tensor.shape

@@ -24,7 +24,7 @@ from kvstore.format.seal import seal
 from kvstore.format.tensors import Payload, Seal
 from kvstore.runtime.base import Base, place_of
 from kvstore.runtime.identity import ModelIdentity
-from kvstore.runtime.kinds import describe, views
+from kvstore.runtime.kinds import continuation_of, describe, views
 from kvstore.runtime.media import require_media
 from kvstore.runtime.rows import Rows
 from kvstore.store.parallel import Stop, run_parallel
@@ -103,6 +103,7 @@ def capture(
             layers=layers,
             groups=_groups(layers, refs),
             method=method,
+            continuation=continuation_of(cache),
         )
     )
     makers: dict[PayloadRef, Callable[[], Payload]] = {

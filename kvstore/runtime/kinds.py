@@ -19,6 +19,7 @@ from kvstore.runtime.registry import (
     DTYPE_NAMES,
     DTYPES,
     UINTS,
+    Continuation,
     KindHandler,
     Placement,
     Source,
@@ -111,9 +112,26 @@ def evaluate(arrays: list[mx.array]) -> None:
         ) from error  # fmt: skip
 
 
-def place(record: LayerRecord, template: Any = None) -> Placement:
+def continuation_of(caches: Sequence[Any]) -> tuple[tuple[str, int | str], ...]:
+    """What beside the records decides how the caches go on, ascending by name; mostly nothing.
+
+    Raises:
+        InvalidError: CACHE_INCONSISTENT where layers say different things.
+    """
+    said: dict[KindHandler, Continuation] = {}
+    for path, cache in objects(caches):
+        handler = handler_for_class(type(cache))
+        if handler.sources(cache, f"layers[{path}]"):
+            mine = dict(handler.continuation(cache))
+            first = said.setdefault(handler, mine)
+            if first != mine:
+                raise fail("CACHE_INCONSISTENT", f"layers[{path}]: buffers", expected=dict(first), found=mine)
+    return tuple(sorted((name, value) for each in said.values() for name, value in each.items()))
+
+
+def place(record: LayerRecord, template: Any = None, continuation: Continuation = MappingProxyType({})) -> Placement:
     """Where a leaf record's rows go in new buffers; see :class:`Placement`."""
-    return _handler(record, template).place(record)
+    return _handler(record, template).room(record, continuation)
 
 
 def restore(

@@ -18,7 +18,7 @@ from kvstore.format.layers import LayerRecord, Scalar
 from kvstore.runtime.registry import KindHandler, Placement, Source
 from kvstore.runtime.rows import Ranges
 
-__all__ = ["CUT_MARK", "KeysValues", "Quantized", "builtin", "first_rows"]
+__all__ = ["CUT_MARK", "Chunked", "KeysValues", "Quantized", "builtin", "first_rows"]
 
 _PARTS: Final = ("words", "scales", "biases")
 CUT_MARK: Final = "_kvstore_cut_at"
@@ -31,11 +31,17 @@ def builtin() -> Iterator[tuple[type, KindHandler]]:
 
     for name, make in (
         ("KVCache", _Plain), ("QuantizedKVCache", Quantized), ("RotatingKVCache", _Rotating),
-        ("ChunkedKVCache", _Chunked), ("ConcatenateKVCache", _Concatenated),
+        ("ConcatenateKVCache", _Concatenated), ("ChunkedKVCache", _chunked),
     ):  # fmt: skip
         cls = getattr(module, name, None)
         if cls is not None:
             yield cls, make(cls)
+
+
+def _chunked(cls: type) -> Chunked:
+    from kvstore.runtime.older_mlx_lm import ChunkedByBuffer, trims_by_buffer  # rests on this module
+
+    return ChunkedByBuffer(cls) if trims_by_buffer(cls) else Chunked(cls)
 
 
 class KeysValues(KindHandler):
@@ -186,20 +192,26 @@ class _Rotating(KeysValues):
         cache._idx = record.integer("ring_index")  # noqa: SLF001
 
 
-class _Chunked(KeysValues):
+class Chunked(KeysValues):
+    """The last rows, from ``start`` on; when it is read again, all but a chunk of them go."""
+
     kind: ClassVar[str] = "kv-chunked"
 
     def scalars(self, cache: Any) -> dict[str, Scalar]:
+        """Offset, chunk size, and the position of the first row."""
         start = cache.start_position if cache.keys is not None and cache.offset else 0
         return {"offset": cache.offset, "chunk_size": cache.chunk_size, "start": start}
 
     def ranges(self, cache: Any, rows: int, where: str) -> Ranges:
+        """Those that are not head room."""
         return first_rows(cache.offset - cache.start_position, rows, where)
 
     def make(self, record: LayerRecord) -> Any:
+        """An empty object with the chunk size."""
         return self.cls(chunk_size=record.integer("chunk_size"))
 
     def fill(self, cache: Any, record: LayerRecord, arrays: Mapping[str, mx.array]) -> None:
+        """Hand over the first row's position, too."""
         super().fill(cache, record, arrays)
         cache.start_position = record.integer("start")
 

@@ -23,9 +23,11 @@ def open_model(path: str | os.PathLike[str], adapter_path: str | os.PathLike[str
     """
     from mlx_lm import utils
 
+    from kvstore.runtime.older_mlx_lm import loader_options
+
     identity = ModelIdentity.from_path(path, adapter_path)
     with load_errors(identity.path):
-        model, _ = utils.load_model(identity.path, lazy=True)
+        model, _ = utils.load_model(identity.path, lazy=True, **loader_options(identity.path))
         if identity.adapter_path is not None:
             model = utils.load_adapters(model, str(identity.adapter_path))
             model.eval()

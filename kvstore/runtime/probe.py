@@ -146,8 +146,10 @@ def probe_folder(path: str | os.PathLike[str], options: CacheOptions | None = No
         return probe_config(config, options)
     from mlx_lm import utils
 
+    from kvstore.runtime.older_mlx_lm import loader_options
+
     with load_errors(folder.path):
-        model, _ = utils.load_model(folder.path, lazy=True)
+        model, _ = utils.load_model(folder.path, lazy=True, **loader_options(folder.path))
     return probe(model, options)
 
 

@@ -24,8 +24,8 @@ from kvstore.format.layers import KINDS, LayerRecord, Scalar, TensorRecord
 from kvstore.runtime.rows import Ranges
 
 __all__ = [
-    "DTYPES", "DTYPE_NAMES", "UINTS", "KindHandler", "Placement", "Source", "handler_for_class", "handler_for_kind",
-    "register_kind",
+    "DTYPES", "DTYPE_NAMES", "UINTS", "Continuation", "KindHandler", "Placement", "Source", "handler_for_class",
+    "handler_for_kind", "register_kind",
 ]  # fmt: skip
 
 DTYPES: Final[Mapping[str, mx.Dtype]] = MappingProxyType({
@@ -37,6 +37,8 @@ DTYPES: Final[Mapping[str, mx.Dtype]] = MappingProxyType({
 DTYPE_NAMES: Final[Mapping[mx.Dtype, str]] = MappingProxyType({dtype: name for name, dtype in DTYPES.items()})
 UINTS: Final[Mapping[int, mx.Dtype]] = MappingProxyType({1: mx.uint8, 2: mx.uint16, 4: mx.uint32, 8: mx.uint64})
 """By width in bytes, the dtype that carries bits as they are: numpy has no bfloat16."""
+Continuation = Mapping[str, int | str]
+"""Scalars that a class needs to go on and that no record has a place for, by name; of the entry as a whole."""
 _BATCH_CLASSES: Final = frozenset({"BatchKVCache", "BatchRotatingKVCache"})
 
 
@@ -113,6 +115,16 @@ class KindHandler(ABC):
         """Room for the rows and for at least one more, so that the next token copies nothing."""
         rows = record.rows
         return Placement((rows // self.step + 1) * self.step, ((0, rows),))
+
+    def continuation(self, cache: Any) -> Continuation:
+        """What else of the object decides how it goes on; nothing for most classes."""
+        del cache
+        return {}
+
+    def room(self, record: LayerRecord, continuation: Continuation) -> Placement:
+        """:meth:`place`, for classes that a continuation says something to; empty where the state was cut."""
+        del continuation
+        return self.place(record)
 
 
 @dataclass(slots=True)

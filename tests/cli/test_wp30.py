@@ -12,6 +12,7 @@ from mlx_lm.models.cache import make_prompt_cache
 import kvstore
 from kvstore.runtime.sparse import drop_positions
 from tests.cli.conftest import Run, runner
+from tests.releases import held
 from tests.runtime import wp30_reference as reference
 from tests.runtime.model_folders import real_folder
 from tests.runtime.tiny import CONFIGS
@@ -31,7 +32,7 @@ def caches(model: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, l
 
 
 def _layer(cache: Any, kept: int) -> Layer:
-    keys, values = cache.keys_and_values()
+    keys, values = held(cache)
     return Layer(type(cache).__name__, keys, values, 40, kept)
 
 

@@ -21,6 +21,7 @@ from kvstore.runtime.probe import make_cache
 from kvstore.runtime.sparse import drop_positions
 from tests.families.folders import family_folder
 from tests.families.tables import FAMILIES
+from tests.releases import held, wrong_in_older
 from tests.runtime.driving import code_of, feed, keys_values, same_bits
 from tests.runtime.tiny import NEXT, logits, run, tokens
 
@@ -60,7 +61,10 @@ def test_each_sequence_is_stored_and_goes_on(models: Path, store: kvstore.Store,
         assert logits(model, restored.cache, NEXT) == logits(model, caches, NEXT)
 
 
-@pytest.mark.parametrize("name", BATCHED)
+@pytest.mark.parametrize("name", [
+    pytest.param(name, marks=wrong_in_older("padding fades the state of mamba2")) if name == "mamba2" else name
+    for name in BATCHED
+])  # fmt: skip
 def test_it_is_the_state_of_that_sequence(models: Path, name: str) -> None:
     """Computed alone it is the same but for rounding."""
     model = family(models, name)
@@ -98,7 +102,7 @@ def test_plain_caches_of_equal_length() -> None:
     cache.update_and_fetch(mx.concatenate(list(keys)), mx.concatenate(list(values)))
     found = extract_sequence([cache], 1)[0]
     assert type(found) is KVCache
-    assert same_bits(found.keys_and_values(), keys_values(9, 2))
+    assert same_bits(held(found), keys_values(9, 2))
 
 
 def test_slots_that_are_empty_and_padding_that_was_read() -> None:

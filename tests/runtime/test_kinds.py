@@ -21,6 +21,7 @@ from mlx_lm.models.cache import (
 from kvstore.format.rules import check_layers
 from kvstore.runtime.kinds import describe, views
 from kvstore.runtime.kinds_kv import CUT_MARK
+from tests.releases import CHUNK, held, wrong_in_older
 from tests.runtime.driving import bits, code_of, feed, fetched, keys_values, odd_bits, same_bits, same_future
 from tests.runtime.trips import restored
 
@@ -37,8 +38,8 @@ def test_a_plain_cache_keeps_every_bit_pattern(count: int, dtype: mx.Dtype) -> N
     (back,) = restored([cache], count)
     assert type(back) is KVCache
     assert back.offset == count
-    assert same_bits(back.keys_and_values(), (keys, values))
-    assert np.isnan(np.array(back.keys_and_values()[0].astype(mx.float32))).any()
+    assert same_bits(held(back), (keys, values))
+    assert np.isnan(np.array(held(back)[0].astype(mx.float32))).any()
 
 
 @pytest.mark.parametrize("steps", NEXT, ids=str)
@@ -56,9 +57,9 @@ def test_arrays_that_are_not_contiguous() -> None:
     cache.values = mx.concatenate([values, values], axis=-1)[..., 1::2][..., :, ::-1]
     cache.offset = 37
     mx.eval(cache.keys, cache.values)
-    expected = [bits(array) for array in cache.keys_and_values()]
+    expected = [bits(array) for array in held(cache)]
     (back,) = restored([cache], 37)
-    assert all((bits(got) == want).all() for got, want in zip(back.keys_and_values(), expected, strict=True))
+    assert all((bits(got) == want).all() for got, want in zip(held(back), expected, strict=True))
 
 
 def test_trimmed_rows_and_head_room_are_not_state() -> None:
@@ -152,6 +153,7 @@ def test_a_ring_with_a_hole_is_not_put_again_before_it_is_filled() -> None:
     assert record.offset == 40
 
 
+@wrong_in_older("a chunk that is no multiple of 256 drops rows that it needs")
 @pytest.mark.parametrize("trimmed", [False, True])
 def test_chunked_caches(trimmed: bool) -> None:
     for following in ([1, 1], [9, 1], [300]):
@@ -164,6 +166,7 @@ def test_chunked_caches(trimmed: bool) -> None:
         assert same_future(back, cache, following)
 
 
+@wrong_in_older("a chunk that is no multiple of 256 drops rows that it needs")
 def test_a_chunked_cache_is_cut_where_its_chunk_is_whole() -> None:
     cache = feed(ChunkedKVCache(48), [40, 30])
     (back,) = restored([cache], 70, at=33)
@@ -258,9 +261,10 @@ def test_layers_that_were_never_written() -> None:
 
 
 def test_every_record_obeys_the_rules_of_the_format() -> None:
-    caches = [feed(KVCache(), [40]), feed(RotatingKVCache(32), [1] * 40), feed(ChunkedKVCache(8), [40])]
+    count = CHUNK + 8
+    caches = [feed(KVCache(), [count]), feed(RotatingKVCache(32), [1] * count), feed(ChunkedKVCache(CHUNK), [count])]
     caches[2].maybe_trim_front()
-    check_layers(describe(caches), 40)
+    check_layers(describe(caches), count)
 
 
 def test_a_lazy_cache_is_described_without_evaluating_it() -> None:

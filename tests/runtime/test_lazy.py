@@ -12,6 +12,7 @@ from kvstore.errors import KVStoreError
 from kvstore.runtime.kinds import describe
 from kvstore.runtime.lazy import load_tokenizer, open_model, options_of
 from kvstore.runtime.probe import CacheOptions, make_cache, probe
+from tests.releases import held
 from tests.runtime.driving import same_bits
 from tests.runtime.tiny import prefilled, tiny, tokens
 
@@ -26,7 +27,7 @@ def test_a_lazily_opened_model_takes_the_cache_of_a_loaded_one(models: Path, sto
     assert opened.identity == loaded.identity
     restored = store.load("a", into=opened)
     for ours, theirs in zip(restored.cache, cache, strict=True):
-        assert same_bits(ours.keys_and_values(), theirs.keys_and_values())
+        assert same_bits(held(ours), held(theirs))
 
 
 def test_opening_reads_next_to_no_weights(models: Path) -> None:

@@ -15,6 +15,7 @@ from kvstore.runtime.binding import BoundModel
 from kvstore.runtime.cut import needed_payloads, require_cut
 from kvstore.runtime.prefill import Prefilled, prefill
 from kvstore.runtime.probe import CacheOptions
+from tests.releases import CHUNK
 from tests.runtime.driving import code_of
 from tests.runtime.tiny import NEXT, logits, prefilled, run, tiny, tokens
 
@@ -178,11 +179,12 @@ def test_a_cut_is_exactly_the_state_there(store: kvstore.Store, models: Path, na
 def test_a_chunk_goes_back_to_the_last_chunk_that_is_whole(store: kvstore.Store, models: Path) -> None:
     """Rows before a chunk's own are gone: what lies behind them cannot be restored."""
     model = tiny(models, "llama4")
-    put(store, model, 100)
+    count = 3 * CHUNK + 4
+    put(store, model, count)
     (info,) = store.list()
-    assert 32 < info.lowest_cut < 100
-    assert store.match(other_end(info.lowest_cut, 150), model=model).token_count == info.lowest_cut
-    assert not store.match(other_end(info.lowest_cut - 1, 150), model=model)
+    assert CHUNK < info.lowest_cut < count
+    assert store.match(other_end(info.lowest_cut, count + 50), model=model).token_count == info.lowest_cut
+    assert not store.match(other_end(info.lowest_cut - 1, count + 50), model=model)
 
 
 def test_nothing_is_cut_inside_a_media_item(store: kvstore.Store, models: Path) -> None:

@@ -13,6 +13,7 @@ from kvstore.errors import InvalidError, NotFoundError
 from kvstore.runtime import PairHit, load_pair, match_pair, put_pair
 from kvstore.runtime.binding import BoundModel
 from kvstore.runtime.pairs import DRAFT_NOTE, MAIN_NOTE
+from tests.releases import held
 from tests.runtime.driving import same_bits
 from tests.runtime.tiny import NEXT, logits, prefilled, tiny, tokens
 
@@ -64,7 +65,7 @@ def test_a_draft_model_may_be_a_token_behind(store: kvstore.Store, main: BoundMo
     assert pair.token_count == 59
     trim_prompt_cache(caches[:4], 1)
     for ours, theirs in zip(pair.cache, caches, strict=True):
-        assert same_bits(ours.keys_and_values(), theirs.keys_and_values())
+        assert same_bits(held(ours), held(theirs))
 
 
 def test_shorter_than_what_is_stored(store: kvstore.Store, main: BoundModel, draft: BoundModel) -> None:

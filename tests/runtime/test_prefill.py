@@ -12,6 +12,7 @@ from kvstore.errors import KVStoreError
 from kvstore.runtime.kinds import describe
 from kvstore.runtime.prefill import default_step, prefill
 from kvstore.runtime.probe import CacheOptions, make_cache
+from tests.releases import CHUNK, held
 from tests.runtime.driving import same_bits
 from tests.runtime.model_folders import real_folder
 from tests.runtime.tiny import CONFIGS, logits, run, tiny, tokens
@@ -22,12 +23,14 @@ SAVED_AT_THE_END = {"llama": None, "gemma3": None, "qwen3 quantized": CacheOptio
 SAVED_ONE_BEFORE = {
     "mamba2": None, "qwen3_next": None, "llama4": None, "qwen3 windowed": CacheOptions(max_kv_size=16),
 }  # fmt: skip
+LONG = CHUNK + 38
+"""Tokens of a prompt that is longer than every window."""
 FAMILIES = {**SAVED_AT_THE_END, **SAVED_ONE_BEFORE}
 
 
 def states(cache: list[Any]) -> list[Any]:
     """Every array of plain caches, cut to what counts."""
-    return [item.keys_and_values() for item in cache]
+    return [held(item) for item in cache]
 
 
 def test_the_state_is_that_of_the_same_steps_by_hand(models: Path) -> None:
@@ -44,16 +47,16 @@ def test_the_state_is_that_of_the_same_steps_by_hand(models: Path) -> None:
 def test_an_exact_repeat_of_a_prompt_hits_all_but_its_last_token(
     models: Path, store: kvstore.Store, name: str
 ) -> None:
-    model, options, ids = tiny(models, name.split()[0]), FAMILIES[name], tokens(70)
+    model, options, ids = tiny(models, name.split()[0]), FAMILIES[name], tokens(LONG)
     filled = prefill(model, ids, options=options)
-    assert filled.token_ids.size == (70 if name in SAVED_AT_THE_END else 69)
+    assert filled.token_ids.size == (LONG if name in SAVED_AT_THE_END else LONG - 1)
     store.put(filled.cache, token_ids=filled.token_ids, model=model)
     hit = store.match(ids, model=model, options=options)
-    assert hit.token_count == 69, hit.reasons
+    assert hit.token_count == LONG - 1, hit.reasons
     restored = store.load(hit, into=model)
     rest = [ids[filled.token_ids.size :]] if name in SAVED_ONE_BEFORE else []
     first_time = logits(model, filled.cache, [*rest, [3], [4, 5]])
-    again = logits(model, restored.cache, [ids[69:], [3], [4, 5]])
+    again = logits(model, restored.cache, [ids[LONG - 1 :], [3], [4, 5]])
     assert again[-len(first_time) :] == first_time
 
 

@@ -16,6 +16,7 @@ from kvstore.format.compat import signature
 from kvstore.runtime.binding import bind, load_model, require_bound
 from kvstore.runtime.kinds import describe
 from kvstore.runtime.probe import CacheOptions, Probe, make_cache, probe, probe_config, probe_folder
+from tests.releases import CHUNK, OLDER
 from tests.runtime.model_folders import CONFIG, real_folder
 
 COMMON: dict[str, Any] = {"rms_norm_eps": 1e-6, "rope_theta": 10000.0, "tie_word_embeddings": False}
@@ -94,8 +95,8 @@ TINY: dict[str, dict[str, Any]] = {
     "llama4": {
         "model_type": "llama4",
         "text_config": {
-            **LLAMA4_SCOUT["text_config"], **SMALL, **HEADS, "attention_chunk_size": 8, "intermediate_size_mlp": 64,
-            "num_local_experts": 2,
+            **LLAMA4_SCOUT["text_config"], **SMALL, **HEADS, "attention_chunk_size": CHUNK if OLDER else 8,
+            "intermediate_size_mlp": 64, "num_local_experts": 2,
         },
     },
     "mamba2": {

@@ -22,6 +22,7 @@ from kvstore.runtime.sparse import drop_positions
 from kvstore.runtime.wp30_file import inspect_wp30, read_wp30
 from kvstore.runtime.wp30_notes import claims_in, config_facts, extra_in
 from kvstore.runtime.wp30_write import write_wp30
+from tests.releases import held
 from tests.runtime import wp30_reference as reference
 from tests.runtime.driving import bits, code_of, feed, same_bits
 from tests.runtime.test_wp30_file import CODECS, dense, read, written
@@ -46,7 +47,7 @@ def test_what_is_written_another_reads_to_the_bit(tmp_path: Path, codec: Any) ->
     assert done.file_bytes == path.stat().st_size
     layers, document, metadata = reference.deserialize(reference.unpack(path.read_bytes(), codec))
     for cache, layer in zip(caches(), layers, strict=True):
-        keys, values = cache.keys_and_values()
+        keys, values = held(cache)
         assert same_bits(keys, layer.k)
         assert same_bits(values, layer.v)
         assert (layer.offset, layer.n_kept) == (cache.offset, getattr(cache, "rows", cache.offset))
@@ -65,7 +66,7 @@ def test_documents_byte_for_byte(tmp_path: Path) -> None:
             feed(QuantizedKVCache(group_size=32, bits=4), [20])]  # fmt: skip
     layers = []
     for cache in made:
-        keys, values = cache.keys_and_values()
+        keys, values = held(cache)
         layers.append(Layer(
             names.get(type(cache).__name__, type(cache).__name__), keys, values, 20, getattr(cache, "rows", 20),
             getattr(cache, "bits", None), getattr(cache, "group_size", None),

@@ -10,6 +10,7 @@ import mlx.core as mx
 
 from kvstore.runtime.binding import BoundModel, load_model
 from kvstore.runtime.probe import CacheOptions, make_cache
+from tests.releases import CHUNK
 from tests.runtime.driving import bits
 from tests.runtime.model_folders import real_folder
 
@@ -36,7 +37,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "llama4": {
         "model_type": "llama4",
         "text_config": {
-            **COMMON, "model_type": "llama4_text", "attention_bias": False, "attention_chunk_size": 32,
+            **COMMON, "model_type": "llama4_text", "attention_bias": False, "attention_chunk_size": CHUNK,
             "interleave_moe_layer_step": 1, "intermediate_size_mlp": 64, "num_experts_per_tok": 1,
             "num_local_experts": 2, "rope_scaling": None, "use_qk_norm": True,
         },
