@@ -99,6 +99,7 @@ _ALL: Final = (
     Case("qwen-8000", 8000, shape="qwen2-0.5b"),
     Case("qwen-8000-q8", 8000, shape="qwen2-0.5b", bits=8),
     Case("qwen-8000-q4", 8000, shape="qwen2-0.5b", bits=4),
+    Case("small-256", 256, shape="small"),
     Case("llama-8192", 8192, shape="llama-8b"),
     Case("llama-16384", 16384, shape="llama-8b"),
 )

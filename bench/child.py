@@ -8,15 +8,18 @@ from __future__ import annotations
 
 import json
 import resource
+import statistics
 import subprocess
 import sys
 import time
 from collections.abc import Callable
+from contextlib import ExitStack, nullcontext
 from pathlib import Path
 from typing import Any, Final, Self
 
-from bench import r1
+from bench import r1, synthetic
 from bench.cases import Case, case
+from bench.machine import Others
 
 __all__ = ["TASKS", "run_task"]
 
@@ -40,16 +43,20 @@ class Meter:
         if _CLEAR_REFS.exists():
             _CLEAR_REFS.write_text("5")
         self._before = _resident("VmRSS")
+        self._others = Others()
+        self._others.__enter__()
         self._began = time.perf_counter()
         return self
 
     def __exit__(self, *exc: object) -> None:
         self.seconds = time.perf_counter() - self._began
+        self._others.__exit__()
         self.peak_bytes = _resident("VmHWM") - self._before
 
     def facts(self, **more: Any) -> dict[str, Any]:
         """What was measured, and more."""
-        return {"seconds": self.seconds, "peak_bytes": self.peak_bytes, **more}
+        others = -1.0 if self._others.cores is None else self._others.cores
+        return {"seconds": self.seconds, "peak_bytes": self.peak_bytes, "other_cores": others, **more}
 
 
 def _resident(field: str) -> int:
@@ -135,8 +142,77 @@ def load(found: Case, store: str, verification: Any = "auto") -> dict[str, Any]:
     return meter.facts(open_seconds=open_seconds, match_seconds=match_seconds, array_bytes=arrays)
 
 
+def overhead(found: Case, store: str, rounds: int = 7) -> dict[str, Any]:
+    """What a load takes beyond the codec: the same objects decoded into the same arrays, already open and checked.
+
+    Both in turns, in one process; medians.
+    """
+    import kvstore
+    from kvstore.runtime.lazy import open_model
+    from kvstore.runtime.materialize import fill, plan_restore
+
+    bound, ids = open_model(found.model), found.ids()
+    times: dict[str, list[float]] = {"load": [], "codec": []}
+    with kvstore.Store.open(store) as opened, ExitStack() as stack:
+        hit = opened.match([*ids, 0], model=bound, options=found.options())
+        opened.load(hit, into=bound)
+        manifest = opened.entries.manifest(opened.entries.resolve(str(hit.entry_id)))
+        ready = _Ready({
+            ref.digest: stack.enter_context(opened.entries.open_object(ref, manifest.namespace))
+            for ref in manifest.payloads()
+        })  # fmt: skip
+        plan = plan_restore(manifest, hit.token_count, bound, options=found.options())
+        for _ in range(rounds):
+            began = time.perf_counter()
+            opened.load(hit, into=bound, remember=False)
+            times["load"].append(time.perf_counter() - began)
+            began = time.perf_counter()
+            fill(ready, plan)
+            times["codec"].append(time.perf_counter() - began)
+    return {f"{name}_seconds": statistics.median(taken) for name, taken in times.items()}
+
+
+class _Ready:
+    """Objects that are open already."""
+
+    def __init__(self, readers: dict[Any, Any]) -> None:
+        self._readers = readers
+
+    def open_object(self, ref: Any, namespace: str, *, verification: Any = "auto") -> Any:
+        return nullcontext(self._readers[ref.digest])
+
+
+def small(found: Case, store: str, count: int) -> dict[str, Any]:
+    """Entries of one block each: put, then match and load; medians of single calls."""
+    import kvstore
+    from kvstore.runtime.lazy import open_model
+
+    bound, ids = open_model(found.model), found.ids()
+    caches = [found.cache() for _ in range(2)]
+    puts, loads = [], []
+    with kvstore.Store.open(store) as opened:
+        prompts = [[number, *ids[1:]] for number in range(count)]
+        for number, prompt in enumerate(prompts):
+            synthetic.stamp(caches[number % 2], number)
+            began = time.perf_counter()
+            opened.put(caches[number % 2], token_ids=prompt, model=bound)
+            puts.append(time.perf_counter() - began)
+        with Others() as others:
+            for prompt in prompts:
+                began = time.perf_counter()
+                restored = opened.load(opened.match([*prompt, 0], model=bound), into=bound)
+                loads.append(time.perf_counter() - began)
+                if restored.token_count != found.tokens:
+                    raise SystemExit("a small entry was restored in part")
+    return {
+        "put_seconds": statistics.median(puts), "load_seconds": statistics.median(loads), "entries": count,
+        "other_cores": -1.0 if others.cores is None else others.cores,
+    }  # fmt: skip
+
+
 TASKS: Final[dict[str, Callable[..., dict[str, Any]]]] = {
     "r1_save": r1_save, "r1_load": r1_load, "raw_save": raw_save, "raw_load": raw_load, "put": put, "load": load,
+    "overhead": overhead, "small": small,
 }  # fmt: skip
 
 if __name__ == "__main__":

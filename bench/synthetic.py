@@ -21,7 +21,7 @@ import numpy as np
 
 from bench.gemma import OUT, load_cache, token_ids
 
-__all__ = ["SHAPES", "Shape", "ids_of", "live_cache", "model_folder"]
+__all__ = ["SHAPES", "Shape", "ids_of", "live_cache", "model_folder", "stamp"]
 
 Words = np.ndarray[Any, np.dtype[np.uint16]]
 SOURCE_TOKENS: Final = 2000
@@ -42,7 +42,7 @@ class Shape:
         return 4 * self.layers * self.heads * self.channels * tokens
 
 
-SHAPES: Final = {"qwen2-0.5b": Shape(24, 2, 64), "llama-8b": Shape(32, 8, 128)}
+SHAPES: Final = {"small": Shape(6, 2, 64), "qwen2-0.5b": Shape(24, 2, 64), "llama-8b": Shape(32, 8, 128)}
 
 
 def model_folder(name: str) -> Path:
@@ -110,6 +110,18 @@ def live_cache(shape: Shape, tokens: int, *, seed: int = 0) -> list[Any]:
         mx.eval(cache.keys, cache.values)
         caches.append(cache)
     return caches
+
+
+def stamp(caches: list[Any], number: int) -> None:
+    """Change one row of each layer in place, so that each entry made of these caches has payloads of its own."""
+    import mlx.core as mx
+
+    for cache in caches:
+        for role in ("keys", "values"):
+            array = getattr(cache, role)
+            array[..., 7, :2] = mx.array([number % 251 + 1, number // 251 + 1]).astype(array.dtype)
+            mx.eval(array)
+            setattr(cache, role, array)
 
 
 def _by_token(rows: Words, ids: list[int], random: np.random.Generator) -> Words:
