@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -21,14 +22,16 @@ __all__ = ["get"]
 @click.option("-o", "--output", required=True, type=click.Path(path_type=Path), metavar="FILE", help="File to write.")
 @click.option("--format", "form", type=click.Choice(["mlx-lm", "wp30-cache-2"]), default="mlx-lm", show_default=True,
               help="What kind of file.")
+@click.option("--mlx-lm-shape", "shape", type=click.Choice(["0.30", "0.31", "main-2026-08", "0.32"]),
+              help="Releases of mlx_lm that shall read the file; by default the installed one.")
 @click.option("--file-codec", type=click.Choice(["none", "gzip", "zstd"]), default="none", show_default=True,
               help="Compression of a wp30-cache-2 file.")
 @click.option("--set", "settings", multiple=True, metavar="KEY=VALUE",
               help="A value of a wp30-cache-2 manifest, text or JSON; may be given often.")
 @click.option("--force", is_flag=True, help="Replace the file if it is there.")
 def get(
-    session: Session, ref: str, model: str, adapter_path: Path | None, output: Path, form: str, file_codec: str,
-    settings: tuple[str, ...], force: bool,  # noqa: FBT001 - click calls by name
+    session: Session, ref: str, model: str, adapter_path: Path | None, output: Path, form: str, shape: Any,
+    file_codec: str, settings: tuple[str, ...], force: bool,  # noqa: FBT001 - click calls by name
 ) -> None:  # fmt: skip
     """Write an entry as a file that mlx_lm.generate reads.
 
@@ -39,6 +42,8 @@ def get(
     given = parse_settings(settings)
     if form == "mlx-lm" and (given or file_codec != "none"):
         raise fail("USAGE", "--set and --file-codec are for --format wp30-cache-2")
+    if form != "mlx-lm" and shape is not None:
+        raise fail("USAGE", "--mlx-lm-shape is for --format mlx-lm")
     if output.exists() and not force:
         raise fail("USAGE", f"{output} exists", fix="Use --force to replace it.")
     with session.open_store() as store:
@@ -55,7 +60,8 @@ def get(
             )  # fmt: skip
         if form == "mlx-lm":
             # mlx_lm compares the model's name as a string, so it has to be the one that was typed.
-            size = write_prompt_file(output, restored.cache, {"model": model, "tokenizer_config": "{}"})
+            names = {"model": model, "tokenizer_config": "{}"}
+            size = write_prompt_file(output, restored.cache, names, shape=shape)
         else:
             size = write_out(
                 output, restored.cache, store.entries.token_ids(manifest).tolist(), manifest=manifest,

@@ -150,6 +150,7 @@ def _import(session: Session, file: Path, options: dict[str, Any]) -> None:
     ids = read_token_ids(options["tokens"])
     with session.open_store(create=True) as store:
         from kvstore.runtime.identity import ModelIdentity
+        from kvstore.runtime.lazy import caches_of_folder
         from kvstore.runtime.prompt_file import read_prompt_file
         from kvstore.runtime.wp30_file import is_wp30
 
@@ -158,8 +159,9 @@ def _import(session: Session, file: Path, options: dict[str, Any]) -> None:
             taken = take_in(file, ids, identity)
             cache, more = taken.cache, {"method": taken.method, "annotations": taken.annotations}
         else:
-            found = read_prompt_file(file)
             identity = ModelIdentity.from_path(options["model"], options["adapter_path"])
+            # The model's own caches: a file says how many there were, and old ones not even of which classes.
+            found = read_prompt_file(file, caches_of_folder(identity.path))
             writer = found.metadata.get("model")
             if writer not in (None, options["model"]):
                 session.output.say(f"note: {file.name} says that its model is {writer!r}")

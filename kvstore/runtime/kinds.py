@@ -30,8 +30,8 @@ from kvstore.runtime.registry import (
 from kvstore.runtime.rows import Rows
 
 __all__ = [
-    "DTYPES", "KindHandler", "Placement", "Source", "describe", "handler_for_class", "handler_for_kind", "objects",
-    "place", "register_kind", "restore", "views",
+    "DTYPES", "KindHandler", "Placement", "Source", "arrays_of", "describe", "evaluate", "handler_for_class",
+    "handler_for_kind", "objects", "place", "register_kind", "restore", "views",
 ]  # fmt: skip
 
 
@@ -99,6 +99,15 @@ def views(caches: Sequence[Any]) -> dict[str, dict[str, Rows]]:
     for path, role, source, bits in found:
         result[path][role] = Rows(np.asarray(bits), source.axis, source.ranges)
     return result
+
+
+def arrays_of(caches: Sequence[Any]) -> list[mx.array]:
+    """Every array of live caches, head room included. ``state`` would do, were it there before the first token."""
+    return [
+        source.array
+        for path, cache in objects(caches)
+        for source in _sources(handler_for_class(type(cache)), cache, f"layers[{path}]").values()
+    ]
 
 
 def evaluate(arrays: list[mx.array]) -> None:

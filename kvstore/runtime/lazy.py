@@ -9,9 +9,9 @@ from kvstore.format.layers import LayerRecord, leaves
 from kvstore.runtime.binding import BoundModel, bind_unread
 from kvstore.runtime.folder import load_errors, locate
 from kvstore.runtime.identity import ModelIdentity
-from kvstore.runtime.probe import CacheOptions
+from kvstore.runtime.probe import CacheOptions, make_cache
 
-__all__ = ["load_tokenizer", "open_model", "options_of"]
+__all__ = ["caches_of_folder", "load_tokenizer", "open_model", "options_of"]
 
 
 def open_model(path: str | os.PathLike[str], adapter_path: str | os.PathLike[str] | None = None) -> BoundModel:
@@ -32,6 +32,22 @@ def open_model(path: str | os.PathLike[str], adapter_path: str | os.PathLike[str
             model = utils.load_adapters(model, str(identity.adapter_path))
             model.eval()
     return bind_unread(model, identity)
+
+
+def caches_of_folder(path: str | os.PathLike[str]) -> list[Any]:
+    """The empty caches that the model in a folder makes; its weights are not read.
+
+    Raises:
+        InvalidError: MODEL_FOLDER_INVALID.
+    """
+    from mlx_lm import utils
+
+    from kvstore.runtime.older_mlx_lm import loader_options
+
+    folder = locate(path).path
+    with load_errors(folder):
+        model, _ = utils.load_model(folder, lazy=True, **loader_options(folder))
+    return make_cache(model)
 
 
 def load_tokenizer(path: str | os.PathLike[str]) -> Any:

@@ -19,7 +19,7 @@ from kvstore.format.layers import LayerRecord, leaves
 from kvstore.format.prefix import TokenIds, as_token_ids
 from kvstore.limits import MAX_TOKEN_ID
 from kvstore.runtime.binding import BoundModel
-from kvstore.runtime.kinds import describe
+from kvstore.runtime.kinds import arrays_of, describe, evaluate
 from kvstore.runtime.probe import CacheOptions, Probe, make_cache, quantize_cache
 
 __all__ = ["Prefilled", "default_step", "prefill", "shape_of"]
@@ -85,7 +85,7 @@ def prefill(
         done += count
         if done >= quantized_kv_start:
             quantize_cache(cache, wanted)
-        mx.eval([item.state for item in cache])
+        evaluate(arrays_of(cache))
         mx.clear_cache()
         report(done, total)
         if checkpoint is not None and done % every == 0 and done < total - 1 and not _cut_anywhere(describe(cache)):

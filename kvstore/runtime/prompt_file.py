@@ -1,4 +1,4 @@
-"""Prompt-cache files of mlx_lm 0.32: read without trust, written without residue.
+"""Prompt-cache files of mlx_lm, in all shapes that they have had: read without trust, written without residue.
 
 mlx_lm's own loader looks class names up among its module's globals and trusts ``mx.load``,
 which accepts offsets that overlap, wrap or leave holes. Here a file is taken apart by
@@ -18,11 +18,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Final
 
 import mlx.core as mx
 import numpy as np
-from mlx.utils import tree_map, tree_unflatten
+from mlx.utils import tree_unflatten
 
 from kvstore.errors import KVStoreError, fail
 from kvstore.format.foreign_tensors import (
@@ -34,12 +35,15 @@ from kvstore.format.foreign_tensors import (
 )
 from kvstore.format.tensors import uint_dtype
 from kvstore.runtime.kinds import DTYPES, describe, handler_for_class
+from kvstore.runtime.prompt_old import revive_old
+from kvstore.runtime.prompt_shapes import PromptShape, flattened, installed_shape
 from kvstore.store.fs import open_plain
 
 __all__ = ["PromptFile", "read_prompt_file", "write_prompt_file"]
 
 _SUFFIX: Final = ".safetensors"
 _MAX_DEPTH: Final = 16
+_PARTS: Final = 3
 _SHOWN_CHARS: Final = 40
 
 
@@ -51,8 +55,12 @@ class PromptFile:
     metadata: Mapping[str, str]
 
 
-def read_prompt_file(path: Path) -> PromptFile:
-    """Read a file that ``mlx_lm.models.cache.save_prompt_cache`` wrote.
+def read_prompt_file(path: Path, templates: Sequence[Any] | None = None) -> PromptFile:
+    """Read a file that any release of mlx_lm since 0.21 wrote with ``save_prompt_cache``, or mlx-swift-lm.
+
+    Args:
+        templates: The model's own caches, which must be as many. Files up to 0.30 need them for layers of several
+            caches, whose classes they do not name.
 
     Raises:
         InvalidError: CACHE_FILE_INVALID; CACHE_INCONSISTENT, CACHE_BATCHED.
@@ -61,33 +69,44 @@ def read_prompt_file(path: Path) -> PromptFile:
     with _mapped(path) as data:
         header, start = _header(data)
         arrays = {tensor.name: _array(tensor, data, start) for tensor in header.tensors}
-    metadata, classes, kinds = _envelope(header.metadata)
-    states = _unflatten({**arrays, **_scalars(arrays, kinds)}, "the states")
-    if not isinstance(states, list) or len(states) != len(classes):
-        raise _invalid("the states", f"{len(classes)}, one for each class", _length(states))
-    cache = [_revive(name, state, f"layers[{i}]") for i, (name, state) in enumerate(zip(classes, states, strict=True))]
+    envelope = _envelope(header.metadata)
+    states = _unflatten({**arrays, **_scalars(arrays, envelope.kinds)}, "the states")
+    if not isinstance(states, list) or len(states) != len(envelope.classes):
+        raise _invalid("the states", f"{len(envelope.classes)}, one for each class", _length(states))
+    if envelope.metas is not None:
+        cache = revive_old(envelope.classes, states, envelope.metas, templates)
+    else:
+        pairs = zip(envelope.classes, states, strict=True)
+        cache = [_revive(name, state, f"layers[{index}]") for index, (name, state) in enumerate(pairs)]
+    if templates is not None and len(templates) != len(cache):
+        raise _invalid("the number of caches", f"{len(templates)}, as the model makes", len(cache))
     describe(cache)
-    return PromptFile(cache, metadata)
+    return PromptFile(cache, envelope.metadata)
 
 
-def write_prompt_file(path: Path, cache: Sequence[Any], metadata: Mapping[str, str]) -> int:
+def write_prompt_file(
+    path: Path, cache: Sequence[Any], metadata: Mapping[str, str], *, shape: PromptShape | None = None
+) -> int:
     """Write caches as ``mlx_lm.generate --prompt-cache-file`` reads them; returns the file's size in bytes.
 
     The file appears under its name only when it is whole.
 
+    Args:
+        metadata: For ``mlx_lm.generate``: ``model``, exactly as it will be given there, and ``tokenizer_config``.
+        shape: Of which releases; by default what the installed mlx_lm reads.
+
     Raises:
         UsageError: USAGE, where the name does not end in ``.safetensors`` (mlx_lm tells formats by it), or cannot be
             written.
-        UnsupportedError: CACHE_FILE_EXPORT, for classes that are not mlx_lm's.
+        UnsupportedError: CACHE_FILE_EXPORT, for classes that are not mlx_lm's, and state that the shape cannot hold.
     """
-    from mlx_lm.models.cache import save_prompt_cache
-
     if path.suffix != _SUFFIX:
         raise fail("USAGE", "name of the prompt-cache file", expected=f"a name that ends in {_SUFFIX}", found=path.name)
-    trimmed = [_logical(item, str(index)) for index, item in enumerate(cache)]
+    arrays, texts = flattened(cache, metadata, shape or installed_shape())
+    describe(cache)
     temporary = path.with_name(f".{path.stem}.{os.getpid()}{_SUFFIX}")
     try:
-        save_prompt_cache(str(temporary), trimmed, dict(metadata))
+        mx.save_safetensors(str(temporary), arrays, texts)
         temporary.replace(path)
     except (RuntimeError, OSError) as error:
         raise fail("USAGE", f"{path} cannot be written: {error}", fix="Name a file that can be.") from error
@@ -135,21 +154,44 @@ def _array(tensor: ForeignTensor, data: memoryview, start: int) -> mx.array:
     return mx.array(bits.reshape(tensor.record.shape).copy()).view(DTYPES[dtype])
 
 
-def _envelope(texts: Mapping[str, str]) -> tuple[dict[str, str], list[str], list[tuple[str, str]]]:
-    """The three parts of mlx_lm's metadata: the writer's own, class names, and which arrays stand for scalars."""
+@dataclass(frozen=True, slots=True)
+class _Envelope:
+    """What the metadata says: the writer's own, class names, which arrays are scalars; meta states before 0.32."""
+
+    metadata: dict[str, str]
+    classes: list[str]
+    kinds: list[tuple[str, str]]
+    metas: list[Any] | None = None
+
+
+def _envelope(texts: Mapping[str, str]) -> _Envelope:
     parts = _unflatten(texts, "metadata")
     if not (isinstance(parts, list) and len(parts) in (2, 3)):
         raise _invalid("metadata", "3 parts", _length(parts))
     if len(parts) == 2:  # an empty dict of the writer's own leaves no trace
         parts = [{}, *parts]
-    own, classes, scalars = parts
+    # The list of scalars begins with an empty text; before 0.32 the last part was that of class names.
+    return _now(*parts) if texts.get("2.0") == "" else _before(*parts)
+
+
+def _now(own: Any, classes: Any, scalars: Any) -> _Envelope:
     own = own or {}
     if not (isinstance(own, dict) and isinstance(classes, list) and isinstance(scalars, list)):
-        raise _invalid("metadata", "a mapping and two lists", [type(p).__name__ for p in parts])
+        raise _invalid("metadata", "a mapping and two lists", [type(p).__name__ for p in (own, classes, scalars)])
     kinds = [(str(item[0]), str(item[1])) for item in scalars[1:] if isinstance(item, list) and len(item) == 2]
     if len(kinds) != len(scalars) - 1 or not classes or not all(isinstance(c, str) for c in classes):
         raise _invalid("metadata", "class names, and pairs of a place and a kind", scalars)
-    return own, classes, kinds
+    return _Envelope(own, classes, kinds)
+
+
+def _before(metas: Any, own: Any, classes: Any) -> _Envelope:
+    own, metas = own or {}, metas or []
+    if not (isinstance(metas, list) and isinstance(own, dict) and isinstance(classes, list)):
+        raise _invalid("metadata", "a list, a mapping and a list", [type(p).__name__ for p in (metas, own, classes)])
+    if not classes or not all(isinstance(c, str) for c in classes) or len(metas) > len(classes):
+        raise _invalid("metadata", "a class name for each meta state", f"{len(classes)} for {len(metas)}")
+    # mlx-swift-lm leaves out meta states that hold nothing.
+    return _Envelope(own, classes, [], [*metas, *[""] * (len(classes) - len(metas))])
 
 
 def _scalars(arrays: Mapping[str, mx.array], kinds: Sequence[tuple[str, str]]) -> dict[str, Any]:
@@ -179,49 +221,56 @@ def _revive(name: str, state: Any, where: str) -> Any:
             "CACHE_CLASS_UNKNOWN", f"{where} is of class {name!r}, which mlx_lm.models.cache does not have",
             fix="Import it with the mlx_lm release that wrote it, and put the cache from there.",
         )  # fmt: skip
-    if handler_for_class(cls, where).kind == "list":
+    kind = handler_for_class(cls, where).kind
+    if kind == "list":
         pairs = state if isinstance(state, list) else []
         if not pairs or not all(isinstance(pair, list) and len(pair) == 2 for pair in pairs):
             raise _invalid(f"state of {where}", "pairs of a state and a class name", _length(state))
         return cls(*(_revive(child, inner, f"{where}.{i}") for i, (inner, child) in enumerate(pairs)))
-    try:
-        return cls.from_state(state)  # type: ignore[attr-defined]
-    except (TypeError, ValueError, AttributeError, IndexError) as error:
-        raise _invalid(f"state of {where} ({name}): {str(error)[:120]}") from None
+    names = _STATE[kind]
+    if not (isinstance(state, list) and len(state) == len(names)):
+        raise _invalid(f"state of {where} ({name})", f"{len(names)} values", _length(state))
+    return _with(cls, kind, dict(zip(names, state, strict=True)), where)
 
 
-def _logical(cache: Any, path: str) -> Any:
-    """A twin of ``cache`` whose buffers hold nothing but its state."""
-    from mlx_lm.models import cache as module
-
-    if type(cache).__module__ != module.__name__:
-        raise fail(
-            "CACHE_FILE_EXPORT", f"layers[{path}] is a {type(cache).__qualname__}", expected="a class of mlx_lm",
-            found=type(cache).__module__, fix="Load the entry in a program that knows the class.",
-        )  # fmt: skip
-    handler = handler_for_class(type(cache), f"layers[{path}]")
-    if handler.kind == "list":
-        return type(cache)(*(_logical(child, f"{path}.{i}") for i, child in enumerate(cache.caches)))
-    rows = _rows(handler.kind, cache)
-    if rows is None:
-        return cache
-    cut = tree_map(lambda array: array[..., :rows, :], (cache.keys, cache.values))
-    return type(cache).from_state((*cut, *cache.state[2:]))
+_STATE: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType({
+    "kv": ("keys", "values", "offset"),
+    "kv-concatenated": ("keys", "values"),
+    "kv-quantized": ("keys", "values", "offset", "group_size", "bits"),
+    "kv-rotating": ("keys", "values", "offset", "keep", "max_size", "_idx"),
+    "kv-chunked": ("keys", "values", "offset", "chunk_size", "start_position"),
+    "state": ("cache", "left_padding", "lengths"),
+})  # fmt: skip
+"""What the state of a class of mlx_lm 0.32 holds, in its order."""
 
 
-def _rows(kind: str, cache: Any) -> int | None:
-    """Rows at the front of the buffers that are state; None where all of them are, or where there are none."""
-    if kind not in ("kv", "kv-quantized", "kv-chunked", "kv-rotating") or cache.keys is None:
-        return None
-    if kind == "kv-rotating":
-        index: int = cache._idx  # noqa: SLF001 - the class has no other name for it
-        return index if index == cache.offset else None
-    return int(cache.offset) - (int(cache.start_position) if kind == "kv-chunked" else 0)
+def _with(cls: Any, kind: str, state: dict[str, Any], where: str) -> Any:
+    """An object with these attributes, made without a word of the file's being believed."""
+    cache = cls.__new__(cls)
+    for name, value in state.items():
+        if name in ("keys", "values"):
+            known = _is_array_or_none(value) or (isinstance(value, list) and all(map(_is_array_or_none, value)))
+        elif kind == "state":
+            known = _is_array_or_none(value) or (name == "cache" and isinstance(value, list) and bool(value))
+        else:
+            known = type(value) is int and value >= 0
+        if not known:
+            raise _invalid(f"{name} of {where}", "an array, or a count where it is one", _length(value))
+        setattr(cache, name, tuple(value) if kind == "kv-quantized" and isinstance(value, list) else value)
+    if kind == "kv-concatenated":
+        cache.offset = 0 if state["keys"] is None else int(state["keys"].shape[-2])
+    return cache
+
+
+def _is_array_or_none(value: Any) -> bool:
+    return value is None or isinstance(value, mx.array)
 
 
 def _unflatten(flat: Mapping[str, Any], what: str) -> Any:
+    # A part that holds nothing leaves no trace, so a file's three parts may come to one text.
+    places = max(len(flat), _PARTS)
     for key in flat:
-        _check_place(key, len(flat), what)
+        _check_place(key, places, what)
     try:
         return tree_unflatten(list(flat.items()))
     except (ValueError, TypeError, IndexError, KeyError, RecursionError, KVStoreError) as error:
