@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from types import MappingProxyType
 from typing import Any, Final
 
 import mlx.core as mx
@@ -19,6 +18,7 @@ import numpy as np
 
 from kvstore.format.groups import Segment
 from kvstore.format.layers import LayerRecord, leaves
+from kvstore.format.manifest import Manifest
 from kvstore.format.tensors import DTYPE_SIZES, UintArray, uint_dtype
 from kvstore.runtime.cut import Cut, cut_layer, cut_layers
 from kvstore.runtime.kinds import objects, place
@@ -50,27 +50,20 @@ class Need:
         return int(np.prod(self.shape, dtype=np.int64)) * DTYPE_SIZES[self.dtype]
 
 
-def needs(
-    layers: Sequence[LayerRecord], tokens: int, templates: Sequence[Any] | None = None,
-    continuation: Continuation = MappingProxyType({}),
-) -> tuple[Need, ...]:  # fmt: skip
-    """The arrays that these layers need at ``tokens``, in cache order; nothing is made.
-
-    Args:
-        continuation: The entry's.
+def needs(manifest: Manifest, tokens: int, templates: Sequence[Any] | None = None) -> tuple[Need, ...]:
+    """The arrays that an entry needs at ``tokens``, in cache order; nothing is made.
 
     Raises:
+        InvalidError: CACHE_STATE_INVALID for a continuation that cannot be.
         IncompatibleError: CUT_NOT_POSSIBLE where the installed release of mlx_lm could not go on from there.
     """
     by_path = {} if templates is None else dict(objects(templates))
-    return tuple(
-        need
-        for path, layer in leaves(tuple(layers))
+    found: list[Need] = []
+    for path, layer in manifest.leaves.items():
         # What was said of the state where it was saved says nothing of an earlier one.
-        for need in _leaf_needs(
-            path, cut_layer(layer, tokens), by_path.get(path), continuation if layer.offset == tokens else {}
-        )
-    )
+        continuation = dict(manifest.continuation) if layer.offset == tokens else {}
+        found += _leaf_needs(path, cut_layer(layer, tokens), by_path.get(path), continuation)
+    return tuple(found)
 
 
 def _leaf_needs(path: str, cut: Cut, template: Any, continuation: Continuation) -> list[Need]:

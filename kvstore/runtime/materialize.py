@@ -110,8 +110,7 @@ def plan_restore(
     _require_compatible(manifest, replace(wanted, signature=prober(bound, chosen).signature), bound, names)
     require_cut(manifest, tokens)
     templates = make_cache(bound.model, chosen)
-    wanted_arrays = needs(manifest.layers, tokens, templates, dict(manifest.continuation))
-    plan = Plan(manifest, tokens, wanted_arrays, templates, {})
+    plan = Plan(manifest, tokens, needs(manifest, tokens, templates), templates, {})
     device = check_device_limits(plan.layout, budget=budget)
     template = "verified" if policy == "strict" else "skipped"
     checks = {

@@ -44,7 +44,7 @@ def captured(caches: Sequence[Any], tokens: int, **options: Any) -> Captured:
 
 def plan(made: Captured, tokens: int | None = None, templates: list[Any] | None = None) -> Plan:
     count = tokens or made.manifest.token_count
-    return Plan(made.manifest, count, needs(made.manifest.layers, count, templates), templates, {})
+    return Plan(made.manifest, count, needs(made.manifest, count, templates), templates, {})
 
 
 def restored(caches: Sequence[Any], tokens: int, *, at: int | None = None, codec: Any = "small") -> list[Any]:
