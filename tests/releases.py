@@ -19,8 +19,8 @@ CHUNK: Final = 256 if OLDER else 32
 
 
 def held(cache: Any) -> Any:
-    """Keys and values of a cache without windows, head room left out; the older release has no method for it."""
-    rows = getattr(cache, "rows", cache.offset)  # fewer where a method has dropped some
+    """Keys and values as the next token reads them, head room left out; the older release has no method for it."""
+    rows = getattr(cache, "rows", cache.offset - getattr(cache, "start_position", 0))
     return tree_map(lambda array: array[..., :rows, :], (cache.keys, cache.values))
 
 

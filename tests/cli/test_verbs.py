@@ -16,6 +16,7 @@ import kvstore
 from kvstore.format.qwen35_plan import PROFILE
 from kvstore.store.entry_store import EntryStore
 from tests.cli.conftest import ROOT, Run, runner
+from tests.releases import held
 from tests.runtime.driving import same_bits
 from tests.runtime.model_folders import real_folder
 from tests.runtime.tiny import CONFIGS
@@ -85,7 +86,7 @@ def test_put_takes_in_a_file_of_mlx_lm(kv: Run, model: Path, ids: Path, tmp_path
     with kvstore.Store.open(tmp_path / "store") as store:
         restored = store.load("imported", into=bound)
     for ours, theirs in zip(restored.cache, cache, strict=True):
-        assert same_bits(ours.keys_and_values(), theirs.keys_and_values())
+        assert same_bits(held(ours), held(theirs))
 
 
 def test_put_refuses_a_file_with_other_token_ids(kv: Run, model: Path, tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from mlx_lm.models import cache as mlx_cache
 from kvstore.errors import KVStoreError
 from kvstore.runtime.kinds import describe
 from kvstore.runtime.prompt_file import read_prompt_file, write_prompt_file
+from tests.releases import OLDER, wrong_in_older
 from tests.runtime.driving import feed, fetched, keys_values, same_bits
 
 KV, Ring, Arrays, List = (
@@ -49,7 +50,12 @@ def trimmed(cache: Any, count: int) -> Any:
     return cache
 
 
-@pytest.mark.parametrize("make", CASES.values(), ids=CASES)
+NO_PLACE = wrong_in_older("its files have no place for an empty slot")
+
+
+@pytest.mark.parametrize("make", [
+    pytest.param(make, marks=NO_PLACE if name in ("state", "list") else (), id=name) for name, make in CASES.items()
+])  # fmt: skip
 @pytest.mark.parametrize("writer", ["mlx_lm", "kvstore"])
 def test_round_trip_keeps_the_state(tmp_path: Path, make: Callable[[], list[Any]], writer: str) -> None:
     path = tmp_path / "cache.safetensors"
@@ -69,6 +75,7 @@ def test_round_trip_keeps_the_state(tmp_path: Path, make: Callable[[], list[Any]
         assert type(theirs) is type(ours)
 
 
+@NO_PLACE
 def test_state_slots_come_back(tmp_path: Path) -> None:
     path = tmp_path / "cache.safetensors"
     write_prompt_file(path, [arrays_cache()], {})
@@ -85,7 +92,7 @@ def test_nothing_that_was_trimmed_is_written(tmp_path: Path) -> None:
     cache.trim(1)
     secret = struct.pack("<H", 0x3FC0) * 64
     mlx_cache.save_prompt_cache(str(path), [cache])
-    assert secret in path.read_bytes()
+    assert (secret in path.read_bytes()) is not OLDER
     write_prompt_file(path, [cache], {})
     assert secret not in path.read_bytes()
 
@@ -116,7 +123,10 @@ def test_a_class_of_another_module_has_no_such_file(tmp_path: Path) -> None:
 def parts(tmp_path: Path) -> Any:
     """Header and data of a sound file."""
     path = tmp_path / "sound.safetensors"
-    mlx_cache.save_prompt_cache(str(path), [feed(KV(), [2])], {"model": "m"})
+    if OLDER:
+        write_prompt_file(path, [feed(KV(), [256])], {"model": "m"}, shape="0.32")
+    else:
+        mlx_cache.save_prompt_cache(str(path), [feed(KV(), [2])], {"model": "m"})
     data = path.read_bytes()
     size = struct.unpack("<Q", data[:8])[0]
     return json.loads(data[8 : 8 + size]), data[8 + size :]

@@ -16,6 +16,7 @@ from kvstore.errors import InvalidError, KVStoreError, UnsupportedError
 from kvstore.runtime.kinds import describe
 from kvstore.runtime.prompt_file import read_prompt_file, write_prompt_file
 from kvstore.runtime.prompt_shapes import SHAPES, PromptShape, installed_shape
+from tests.releases import held
 from tests.runtime.driving import feed, same_bits
 from tests.runtime.prompt_files.make import FOLDER, caches, filled, padded, trimmed_in_front
 
@@ -40,7 +41,7 @@ def arrays_of(cache: list[Any]) -> list[Any]:
         elif isinstance(item, module.ArraysCache):
             found += [slot for slot in item.cache if slot is not None]
         else:
-            found += list(item.keys_and_values())
+            found += list(held(item))
     return found
 
 
