@@ -14,6 +14,7 @@ from collections import deque
 from collections.abc import Callable, Collection, Generator, Iterable
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import closing
+from itertools import islice
 from typing import TypeVar
 
 from kvstore.errors import fail
@@ -74,6 +75,7 @@ def map_parallel(
 ) -> Generator[R, None, None]:
     """Yield the results of ``function`` over ``items``; close the iterator to end early.
 
+    A single item is worked on by the caller itself: handing it over would only take time.
     However it ends, no piece of the work is still running when control is back at the caller.
 
     Args:
@@ -86,13 +88,19 @@ def map_parallel(
     """
     stop = stop or Stop()
     window = window or worker_count() + 2
+    source = iter(items)
     pending: deque[Future[R]] = deque()
     try:
-        for item in items:
+        ahead = deque(islice(source, 2))
+        if len(ahead) == 1:
+            stop.checkpoint()
+            yield function(ahead.popleft())
+        while ahead:
             stop.checkpoint()
             if len(pending) >= window:
                 yield _take(pending, ordered=ordered)
-            pending.append(_submit(stop, function, item))
+            pending.append(_submit(stop, function, ahead.popleft()))
+            ahead.extend(islice(source, 0 if ahead else 1))
         while pending:
             yield _take(pending, ordered=ordered)
     except BaseException as error:

@@ -133,3 +133,15 @@ def test_waiting_work_runs_at_the_same_time_and_the_first_error_is_raised() -> N
     with pytest.raises(OSError, match="one"):
         wait_parallel(work, range(3))
     assert sorted(done) == [0, 1, 2]
+
+
+def test_a_single_piece_is_done_by_the_caller() -> None:
+    ran = run_parallel(lambda n: (n, threading.current_thread()), [7])
+    assert ran == [(7, threading.current_thread())]
+    others = run_parallel(lambda n: threading.current_thread(), [7, 8])
+    assert threading.current_thread() not in others
+    stop = Stop()
+    with pytest.raises(ValueError, match="one"):
+        run_parallel(lambda n: int("one"), [7], stop=stop)
+    with pytest.raises(CancelledError):
+        stop.checkpoint()
