@@ -55,7 +55,7 @@ def get(
         bound = open_model(model, adapter_path)
         with session.output.progress("reading", total=1, unit="bytes") as bar:
             restored = store.load(
-                entry_id, into=bound, options=options_of(manifest.layers), namespace=manifest.namespace,
+                entry_id, into=bound, options=options_of(manifest.layers, bound.model), namespace=manifest.namespace,
                 method=None if manifest.method is None else manifest.method.name, progress=bar.update,
             )  # fmt: skip
         if form == "mlx-lm":

@@ -63,13 +63,17 @@ def load_tokenizer(path: str | os.PathLike[str]) -> Any:
         return utils.load_tokenizer(folder)
 
 
-def options_of(layers: tuple[LayerRecord, ...]) -> CacheOptions:
-    """The options under which a model makes caches like these: an entry's own quantization and window."""
+def options_of(layers: tuple[LayerRecord, ...], model: Any) -> CacheOptions:
+    """The options under which a model makes caches like these: an entry's own quantization and window.
+
+    Args:
+        model: The receiving model. Where it makes its own caches, their windows are its own, too.
+    """
     found = [leaf for _, leaf in leaves(layers)]
     quantized = next((leaf for leaf in found if leaf.kind in ("kv-quantized", "kv-sparse-quantized")), None)
     window = next((leaf for leaf in found if leaf.kind == "kv-rotating"), None)
     return CacheOptions(
-        max_kv_size=None if window is None else window.integer("max_size"),
+        max_kv_size=None if window is None or hasattr(model, "make_cache") else window.integer("max_size"),
         kv_bits=None if quantized is None else quantized.integer("bits"),
         kv_group_size=64 if quantized is None else quantized.integer("group_size"),
         concatenated=any(leaf.kind == "kv-concatenated" for leaf in found),

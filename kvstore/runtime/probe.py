@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from kvstore.errors import fail
 from kvstore.format.compat import Signature, signature
-from kvstore.format.layers import LayerRecord, leaves
+from kvstore.format.layers import QUANTIZATION_BITS, LayerRecord, leaves
 from kvstore.format.layout import Layout, layout_of
 from kvstore.limits import MAX_TOKENS
 from kvstore.runtime.binding import BoundModel
@@ -37,6 +37,8 @@ if TYPE_CHECKING:
 __all__ = ["CacheOptions", "Probe", "make_cache", "probe", "probe_config", "probe_folder", "quantize_cache"]
 
 _CONFIG_DTYPES: Final = ("bfloat16", "float16", "float32")
+_MLX_GROUPS: Final = (32, 64, 128)
+"""Group sizes that MLX can compute: one fewer than the format has."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,7 +46,7 @@ class CacheOptions:
     """What a caller may choose about a cache, named as in mlx-lm.
 
     Attributes:
-        max_kv_size: Window of every layer, for models that do not make their own caches.
+        max_kv_size: Window of every layer; refused for models that make their own caches, where it has no effect.
         kv_bits: Bits of keys and values, or None for no quantization.
         kv_group_size: Elements that share a scale.
         concatenated: ``ConcatenateKVCache`` instead of ``KVCache``, for callers that make their caches so.
@@ -114,7 +116,7 @@ def probe(model: BoundModel | nn.Module, options: CacheOptions | None = None) ->
 
     Raises:
         UnsupportedError: CACHE_CLASS_UNKNOWN, DTYPE_UNSUPPORTED.
-        UsageError: USAGE where the model cannot have its caches quantized.
+        UsageError: USAGE where the model cannot have its caches quantized, or no window of the caller's.
     """
     from kvstore.runtime.kinds import describe
 
@@ -185,7 +187,7 @@ def make_cache(model: nn.Module, options: CacheOptions | None = None) -> list[An
     """Empty caches as ``mlx_lm.generate`` makes them, quantized from the first token where asked.
 
     Raises:
-        UsageError: USAGE where the model cannot have its caches quantized.
+        UsageError: USAGE where the model cannot have its caches quantized, or no window of the caller's.
     """
     wanted = options or CacheOptions()
     caches = _fresh(model, wanted)
@@ -197,20 +199,54 @@ def quantize_cache(caches: list[Any], options: CacheOptions) -> None:
     """Quantize in place the caches that can be, as mlx-lm does once its ``quantized_kv_start`` is reached.
 
     Raises:
-        UsageError: USAGE for bits or groups that MLX lacks, and for a windowed cache, which mlx-lm cannot quantize.
+        UsageError: USAGE for bits or groups that MLX lacks or that do not divide a head, and for a windowed cache,
+            which mlx-lm cannot quantize; naming the layer, what would do and what is there.
     """
     if options.kv_bits is None:
         return
+    if options.kv_bits not in QUANTIZATION_BITS:
+        raise fail(
+            "USAGE", "bits of a quantized KV cache", expected=list(QUANTIZATION_BITS), found=options.kv_bits,
+            fix="Set kv_bits to one of them.",
+        )  # fmt: skip
+    if options.kv_group_size not in _MLX_GROUPS:
+        raise fail(
+            "USAGE", "group size of a quantized KV cache", expected=list(_MLX_GROUPS), found=options.kv_group_size,
+            fix="Set kv_group_size to one of them.",
+        )  # fmt: skip
     for index, cache in enumerate(caches):
-        if not hasattr(cache, "to_quantized"):
-            continue
-        try:
-            caches[index] = cache.to_quantized(group_size=options.kv_group_size, bits=options.kv_bits)
-        except (NotImplementedError, ValueError) as error:
+        if hasattr(cache, "to_quantized"):
+            caches[index] = _quantized(cache, options, f"layers[{index}]")
+
+
+def _quantized(cache: Any, options: CacheOptions, where: str) -> Any:
+    name, group = type(cache).__name__, options.kv_group_size
+    for role in ("keys", "values"):
+        size = getattr(getattr(cache, role, None), "shape", (0,))[-1]
+        if size % group:
+            fits = [n for n in _MLX_GROUPS if size % n == 0]
             raise fail(
-                "USAGE", f"layers[{index}] ({type(cache).__name__}) cannot be quantized to {options.kv_bits} bits "
-                f"in groups of {options.kv_group_size}: {error}", fix="Leave kv_bits out for this model.",
-            ) from error  # fmt: skip
+                "USAGE", f"{where} ({name}) cannot be quantized: size of a head's {role}",
+                expected=f"a multiple of the group size, {group}", found=size,
+                fix=f"Set kv_group_size to {fits[-1]}." if fits else "Leave kv_bits out for this model.",
+            )  # fmt: skip
+    try:
+        return cache.to_quantized(group_size=group, bits=options.kv_bits)
+    except NotImplementedError:
+        raise fail(
+            "USAGE", f"{where} cannot be quantized: mlx-lm has no quantized form of its class", expected="KVCache",
+            found=name, fix="Leave kv_bits out for this model.",
+        ) from None  # fmt: skip
+
+
+def _require_choice_of_window(model: Any, options: CacheOptions) -> None:
+    """mlx-lm asks the model first, and says nothing where that leaves the wish for a window without effect."""
+    if options.max_kv_size is not None and hasattr(model, "make_cache"):
+        raise fail(
+            "USAGE", f"max_kv_size has no effect on {type(model).__module__}, which makes its own caches",
+            expected="a model whose caches mlx-lm makes", found=options.max_kv_size,
+            fix="Leave max_kv_size out for this model.",
+        )  # fmt: skip
 
 
 def _config_dtype(config: Mapping[str, Any]) -> str:
@@ -226,6 +262,7 @@ def _config_dtype(config: Mapping[str, Any]) -> str:
 def _fresh(model: Any, options: CacheOptions) -> list[Any]:
     from mlx_lm.models import cache as module
 
+    _require_choice_of_window(model, options)
     made = module.make_prompt_cache(model, options.max_kv_size)
     if not options.concatenated:
         return list(made)

@@ -61,6 +61,6 @@ def test_what_is_no_model_is_refused(tmp_path: Path) -> None:
 def test_options_are_read_off_an_entry(models: Path, options: CacheOptions) -> None:
     model = tiny(models, "qwen3")
     layers = describe(prefilled(model, 40, options))
-    assert options_of(layers) == options
-    assert probe(model, options_of(layers)).signature == probe(model, options).signature
-    assert len(make_cache(model.model, options_of(layers))) == len(layers)
+    assert options_of(layers, model.model) == options
+    assert probe(model, options_of(layers, model.model)).signature == probe(model, options).signature
+    assert len(make_cache(model.model, options_of(layers, model.model))) == len(layers)

@@ -15,7 +15,7 @@ from kvstore.errors import InvalidError, UnsupportedError, UsageError
 from kvstore.format.compat import signature
 from kvstore.runtime.binding import bind, load_model, require_bound
 from kvstore.runtime.kinds import describe
-from kvstore.runtime.probe import CacheOptions, Probe, make_cache, probe, probe_config, probe_folder
+from kvstore.runtime.probe import CacheOptions, make_cache, probe, probe_config, probe_folder
 from tests.releases import CHUNK, OLDER
 from tests.runtime.model_folders import CONFIG, real_folder
 
@@ -226,10 +226,15 @@ def test_a_cache_quantized_after_the_prefill_has_the_same_signature(bits: int) -
     assert probe(model, options).signature == signature(describe(quantized))
 
 
-def test_a_model_with_caches_of_its_own_has_no_other_window() -> None:
-    """As in mlx-lm, which asks the model first."""
-    model = build(TINY["llama"])
-    assert probe(model, CacheOptions(max_kv_size=6)).signature == probe(model).signature
+@pytest.mark.parametrize("name", ["llama", "gemma3", "mamba2"])
+def test_a_model_with_caches_of_its_own_takes_no_other_window(name: str) -> None:
+    """mlx-lm asks the model first, and would silently make caches without one."""
+    model = build(TINY[name])
+    for act in (probe, make_cache):
+        with pytest.raises(UsageError) as caught:
+            act(model, CacheOptions(max_kv_size=6))
+        assert caught.value.detail == {"expected": "a model whose caches mlx-lm makes", "found": 6}
+        assert str(caught.value).endswith("Leave max_kv_size out for this model.")
 
 
 def test_recurrent_layers_are_not_quantized() -> None:
@@ -237,17 +242,25 @@ def test_recurrent_layers_are_not_quantized() -> None:
     assert {layer.kind for layer in found.layers} == {"state", "kv-quantized"}
 
 
-def test_what_cannot_be_quantized_is_refused() -> None:
-    windowed, plain = build(TINY["gemma3"]), build(TINY["llama"])
-    for model, options in (
-        (windowed, CacheOptions(kv_bits=4, kv_group_size=32)),
-        (plain, CacheOptions(kv_bits=7, kv_group_size=32)),
-        (plain, CacheOptions(kv_bits=4, kv_group_size=48)),
-        (plain, CacheOptions(kv_bits=4, kv_group_size=64)),
-    ):
-        with pytest.raises(UsageError) as caught:
-            probe(model, options)
-        assert "cannot be quantized" in str(caught.value)
+@pytest.mark.parametrize(
+    ("name", "bits", "group", "expected", "found", "fix"),
+    [
+        ("gemma3", 4, 32, "KVCache", "RotatingKVCache", "Leave kv_bits out for this model."),
+        ("llama", 7, 32, [2, 3, 4, 5, 6, 8], 7, "Set kv_bits to one of them."),
+        ("llama", 4, 16, [32, 64, 128], 16, "Set kv_group_size to one of them."),
+        ("llama", 4, 48, [32, 64, 128], 48, "Set kv_group_size to one of them."),
+        ("llama", 4, 64, "a multiple of the group size, 64", 32, "Set kv_group_size to 32."),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_quantized_is_refused(
+    name: str, bits: int, group: int, expected: Any, found: Any, fix: str
+) -> None:
+    """In our words, each with what would do; MLX's own text never comes through."""
+    with pytest.raises(UsageError) as caught:
+        probe(build(TINY[name]), CacheOptions(kv_bits=bits, kv_group_size=group))
+    assert (caught.value.code, caught.value.detail) == ("USAGE", {"expected": expected, "found": found})
+    assert str(caught.value).endswith(fix)
+    assert "[quantize]" not in str(caught.value)
 
 
 def test_a_probe_leaves_the_model_as_it_was() -> None:
@@ -269,7 +282,7 @@ def test_folders_with_and_without_weights(tmp_path: Path) -> None:
         assert {layer.tensors["k"].dtype for layer in found.layers} == {short}
         (path / "model.safetensors").unlink()
         assert {layer.tensors["k"].dtype for layer in probe_folder(path).layers} == {"BF16"}
-    assert isinstance(probe_folder(path, CacheOptions(max_kv_size=4)), Probe)
+    assert {layer.kind for layer in probe_folder(path, CacheOptions(concatenated=True)).layers} == {"kv-concatenated"}
 
 
 def test_a_folder_with_weights_is_not_read(tmp_path: Path) -> None:
