@@ -69,6 +69,7 @@ CODES: Final[dict[str, Code]] = {
     "TOKEN_COUNT_MISMATCH": Code("semantic", _I, "Offsets and token count of an entry disagree."),
     "CACHE_STATE_INVALID": Code("semantic", _I, "A layer's scalars describe a state that cannot exist."),
     "PAYLOAD_SIZE_MISMATCH": Code("semantic", _I, "A descriptor's size is not that of its tensors' canonical form."),
+    "METHOD_MISSING": Code("semantic", _I, "A layer is sparse, but no method is named that made it so."),
     "METHOD_DIGEST_MISMATCH": Code("semantic", _I, "A method's digest is not that of its config."),
     "LAYOUT_DIGEST_MISMATCH": Code("semantic", _I, "A layout digest is not that of the buffers it names."),
     # compat
@@ -79,7 +80,6 @@ CODES: Final[dict[str, Code]] = {
     "METHOD_MISMATCH": Code("compat", _C, "The entry was made by a method that was not asked for."),
     "SIGNATURE_MISMATCH": Code("compat", _C, "Kinds, shapes, dtypes or quantization differ from the model's."),
     "LAYER_COUNT_MISMATCH": Code("compat", _C, "The model makes another number of caches."),
-    "LAYOUT_MISMATCH": Code("compat", _C, "The buffers that the model needs are others."),
     "PREFIX_NOT_MATCHED": Code("compat", _C, "The entry is not a prefix of the wanted token ids."),
     "CUT_NOT_POSSIBLE": Code("compat", _C, "The entry cannot be restored at that token."),
     "MODEL_UNBOUND": Code("compat", _C, "The model carries no identity, so nothing can be proved about it."),
@@ -121,7 +121,6 @@ CODES: Final[dict[str, Code]] = {
     "CACHE_BATCHED": Code("capture", _I, "The cache holds more than one sequence."),
     "TOKEN_ID_RANGE": Code("capture", _I, "A token id is not an unsigned 32-bit integer."),
     "MEDIA_DIGEST_MISSING": Code("capture", _I, "The prefix holds media tokens but no digest of the media."),
-    "METHOD_MISSING": Code("capture", _I, "The cache is sparse, but no method is named that made it so."),
     "MODEL_FOLDER_INVALID": Code("capture", _I, "A model folder lacks what an identity needs."),
     "CACHE_FILE_INVALID": Code("capture", _I, "A prompt-cache file is not one that can be read."),
     "CACHE_FILE_EXPORT": Code("capture", _U, "The entry cannot be expressed in that file format."),

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from kvstore.format.digest import Digest, sha256_digest
 from kvstore.format.groups import Group, PayloadRef, plan_groups, segment_tensors, segments
 from kvstore.format.json import Json, number_text
-from kvstore.format.layers import LayerRecord, TensorRecord, leaves
+from kvstore.format.layers import LOSSY_KINDS, LayerRecord, TensorRecord, leaves
 from kvstore.format.manifest import Manifest, MethodRecord, PrefixRecord, token_spec
 from kvstore.format.model import AdapterRecord, FileRecord, ModelRecord, TokenizerRecord
 from kvstore.format.prefix import MediaItem
@@ -239,6 +239,8 @@ def manifests(draw: Any, kinds: tuple[str, ...] = LEAF_KINDS) -> Manifest:
     """A valid manifest. Its digests are made up, its sizes are right."""
     count = draw(counts)
     layers = draw(layer_lists(count, kinds))
+    sparse = any(leaf.kind in LOSSY_KINDS for _, leaf in leaves(layers))
+    methods = st.builds(MethodRecord.make, names, texts)
     continuation = draw(st.dictionaries(st.from_regex(r"\A[a-z][a-z0-9_]{0,9}\Z"), integers | texts, max_size=3))
     return Manifest(
         model=draw(models()),
@@ -249,6 +251,6 @@ def manifests(draw: Any, kinds: tuple[str, ...] = LEAF_KINDS) -> Manifest:
         ),
         layers=layers,
         groups=groups_of(layers),
-        method=draw(st.none() | st.builds(MethodRecord.make, names, texts)),
+        method=draw(methods if sparse else st.none() | methods),
         continuation=tuple(sorted(continuation.items())),
     )

@@ -43,8 +43,8 @@ function archive(path) {
     const entries = [];
     for (const member of tar.members(file)) {
       let name = member.path;
-      if (member.folder) name = name.replace(/\/$/, '');
-      if (member.folder && name === '.') continue;
+      if (member.folder) name = name.replace(/\/+$/, '');
+      if (member.folder && (name === '' || name === '.')) continue;
       entries.push({ ...member, path: name.replace(/^\.\//, '') });
     }
     const found = new Map(entries.map((entry) => [entry.path, entry]));

@@ -20,7 +20,7 @@ function time(value, where) {
   const [year, month, day, hour, minute, second] = match === null ? [] : match.slice(1, 7).map(Number);
   const days = month === 2 ? 28 + (year % 4 === 0 && (year % 100 !== 0 || year % 400 === 0) ? 1 : 0)
     : [4, 6, 9, 11].includes(month) ? 30 : 31;
-  const right = month >= 1 && month <= 12 && day >= 1 && day <= days && hour <= 23 && minute <= 59 && second <= 60;
+  const right = year >= 1 && month >= 1 && month <= 12 && day >= 1 && day <= days && hour <= 23 && minute <= 59 && second <= 59;
   if (!right) refuse('FIELD_FORMAT', `${where} is no time in UTC`);
 }
 

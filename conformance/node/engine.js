@@ -3,7 +3,7 @@
 import { readFileSync } from 'node:fs';
 import { Refusal } from './errors.js';
 import { canonicalBytes, parse } from './json.js';
-import { anything, digest, list, record } from './check.js';
+import { MAX_TOKENS, anything, digest, list, record } from './check.js';
 import { chain, encodeTokenIds } from './prefix.js';
 import { checkPayload } from './tensors.js';
 import { checkSpans, mediaItems, namespace } from './manifest.js';
@@ -65,7 +65,7 @@ export function canon(form, bytes) {
   return answer(() => ({ data: FORMS[form](bytes) }));
 }
 
-const prefixInput = record({ media: mediaItems, model: digest, namespace, token_ids: list(anything) });
+const prefixInput = record({ media: mediaItems, model: digest, namespace, token_ids: list(anything, { max: MAX_TOKENS }) });
 
 export function prefix(input) {
   return answer(() => {

@@ -27,7 +27,7 @@ const headerFields = record({
   }), { max: MAX_TENSORS }),
   media_type: anything,
   namespace: text({ max: MAX_NAME }),
-  payload: record({ digest, size: integer(0, 8 + MAX_HEADER + MAX_PAYLOAD) }),
+  payload: record({ digest, size: integer(8, MAX_PAYLOAD) }),
 });
 
 /** Bytes of the header frame, and the document in it. */
@@ -95,10 +95,11 @@ function diagnose(bytes, headerEnd, count, length) {
     if (at === -1) truncated();
     if (at === null) refuse('FRAME_TABLE_INVALID', 'there are fewer frames than the header leads to');
   }
-  if (at + 4 > bytes.length) truncated();
-  if (bytes.readUInt32LE(at) !== TABLE_MAGIC) refuse('FRAME_TABLE_INVALID', 'no table after the last frame');
-  if (at + 8 > bytes.length) truncated();
-  if (bytes.readUInt32LE(at + 4) !== length) refuse('FRAME_TABLE_INVALID', 'not one size for each frame');
+  const lead = Buffer.alloc(8);
+  lead.writeUInt32LE(TABLE_MAGIC, 0);
+  lead.writeUInt32LE(length, 4);
+  const here = bytes.subarray(at, at + 8);
+  if (!here.equals(lead.subarray(0, here.length))) refuse('FRAME_TABLE_INVALID', 'no such table after the last frame');
   if (at + 8 + length > bytes.length) truncated();
   refuse('ZSTD_TRAILING_DATA', 'bytes after the frame table');
 }
@@ -112,7 +113,7 @@ export function openObject(bytes, wanted, namespace) {
   const tensors = namedTensors(document);
   const grids = tensors.map((tensor) => grid(tensor, document.chunk_bytes));
   const frames = tensors.reduce((sum, { filter }, i) => sum + grids[i].count * planeCount(filter, grids[i].width), 0);
-  if (frames > MAX_FRAMES) refuse('OBJECT_HEADER_INVALID', 'too many frames');
+  if (frames > MAX_FRAMES) refuse('FRAME_TABLE_INVALID', 'too many frames');
   const table = findTable(bytes, end, frames);
   const object = { bytes, tensors, grids, start: end, table };
   for (const { slot, plane } of frameSlots(object)) checkFrame(slot, plane);

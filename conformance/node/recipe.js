@@ -3,10 +3,10 @@
 import { mkdirSync, writeFileSync } from 'node:fs';
 import { join } from 'node:path';
 import { refuse, recode } from './errors.js';
-import { canonicalBytes, isObject } from './json.js';
+import { canonicalBytes, isObject, parse } from './json.js';
 import { digestOf, modelDigest, named, sha256 } from './digest.js';
 import { encodeTokenIds, prefixDigest } from './prefix.js';
-import { MAX_PAYLOAD, anything, list, record } from './check.js';
+import { MAX_TOKENS, anything, list, record, text } from './check.js';
 import { byteLength, isWritten, leaves } from './layers.js';
 import { deriveGroups, segmentTensors, segments } from './groups.js';
 import { encodePayload, takeRows } from './tensors.js';
@@ -15,13 +15,16 @@ import { checkLayers, checkRules } from './rules.js';
 import { encodeObject } from './object_write.js';
 import { BUNDLE_TYPE } from './bundle.js';
 
+const MAX_BYTES = 16777216; // of all tensors of a recipe
 const NO_DIGEST = `sha256:${'0'.repeat(64)}`;
 
 /** Its other parts are checked as they stand in the manifest. */
 const recipeFields = record({
   continuation: anything, layers: anything, media: anything, method: anything, model: anything, namespace: anything,
-  token_ids: list(anything), tokenizer: anything,
+  token_ids: list(anything, { max: MAX_TOKENS }), tokenizer: anything,
 });
+
+const methodFields = record({ config: text(), name: anything });
 
 /** Make the entry and write it into the folder; its id comes back. */
 export function writeRecipe(recipe, folder) {
@@ -42,7 +45,7 @@ export function writeRecipe(recipe, folder) {
     }
     return reference;
   };
-  const data = tensorBytes(recipe.layers);
+  const data = tensorBytes(layers, recipe.layers);
   manifest.groups = deriveGroups(layers).map((group) => ({
     keep: group.keep,
     layers: group.layers,
@@ -55,6 +58,7 @@ export function writeRecipe(recipe, folder) {
 
   const bytes = canonicalBytes(manifest);
   if (bytes.length > MAX_MANIFEST) refuse('DOC_TOO_LARGE', 'manifest');
+  parse(bytes); // as any reader will: nesting
   checkRules(manifest);
   return writeBundle(folder, bytes, objects);
 }
@@ -63,6 +67,7 @@ export function writeRecipe(recipe, folder) {
 function draft(recipe, tokenCount) {
   if (tokenCount === 0) refuse('CACHE_EMPTY', 'no token ids');
   const { method } = recipe;
+  if (isObject(method)) methodFields(method, 'method');
   const manifest = {
     continuation: recipe.continuation,
     features: [],
@@ -70,7 +75,7 @@ function draft(recipe, tokenCount) {
     layers: Array.isArray(recipe.layers) ? recipe.layers.map(plainLayer) : recipe.layers,
     media_type: MANIFEST_TYPE,
     method: isObject(method)
-      ? { ...method, config_digest: digestOf(Buffer.from(String(method.config), 'utf8')) } : method,
+      ? { ...method, config_digest: digestOf(Buffer.from(method.config, 'utf8')) } : method,
     model: recipe.model,
     namespace: recipe.namespace,
     prefix: {
@@ -122,29 +127,32 @@ function putSegment(group, segment, data, put) {
   });
 }
 
-/** A function from names to bytes. */
-function tensorBytes(layers) {
+/** A function from names to bytes; none is made before all are known to be small. */
+function tensorBytes(layers, sources) {
+  const shapes = new Map(tensorsOf(layers));
+  const total = [...shapes.values()].reduce((sum, tensor) => sum + byteLength(tensor), 0);
+  if (!(total <= MAX_BYTES)) refuse('LIMIT_EXCEEDED', `tensors of ${total} bytes`);
   const found = new Map();
-  for (const { path, layer } of leaves(layers)) {
-    for (const [role, tensor] of Object.entries(layer.tensors)) found.set(`${path}.${role}`, tensor);
-  }
-  const made = new Map();
-  return (name) => {
-    if (!made.has(name)) made.set(name, makeBytes(name, found.get(name)));
-    return made.get(name);
-  };
+  for (const [name, source] of tensorsOf(sources)) found.set(name, makeBytes(name, byteLength(shapes.get(name)), source));
+  return (name) => found.get(name);
 }
 
-function makeBytes(name, { dtype, shape, hex, seed }) {
-  const size = byteLength({ dtype, shape });
-  if (size > MAX_PAYLOAD) refuse('CACHE_INCONSISTENT', `${name} is too large`);
+function* tensorsOf(layers) {
+  for (const { path, layer } of leaves(layers)) {
+    for (const [role, tensor] of Object.entries(layer.tensors)) yield [`${path}.${role}`, tensor];
+  }
+}
+
+function makeBytes(name, size, { hex, seed }) {
+  if (hex === undefined && seed === undefined) refuse('FIELD_MISSING', `${name}: hex or seed`);
+  if (hex !== undefined && seed !== undefined) refuse('FIELD_UNKNOWN', `${name}: seed beside hex`);
+  text()(hex ?? seed, name);
   if (hex !== undefined) {
-    if (typeof hex !== 'string' || hex.length !== 2 * size || !/^[0-9a-f]*$/.test(hex)) {
+    if (hex.length !== 2 * size || !/^[0-9a-f]*$/.test(hex)) {
       refuse('CACHE_INCONSISTENT', `${name}: hex is not ${size} bytes`);
     }
     return Buffer.from(hex, 'hex');
   }
-  if (typeof seed !== 'string') refuse('CACHE_INCONSISTENT', `${name} has neither hex nor seed`);
   const bytes = Buffer.alloc(size);
   const counter = Buffer.alloc(8);
   for (let at = 0, n = 0n; at < size; at += 32, n += 1n) {

@@ -24,7 +24,6 @@ export function checkRules(manifest) {
 export function checkLayers({ prefix, layers, method }) {
   let written = 0;
   for (const { path, layer } of leaves(layers)) {
-    if (method === null && isSparse(layer)) refuse('METHOD_MISSING', `layer ${path} is sparse`);
     if (isWritten(layer)) {
       written += 1;
       checkWritten(path, layer, prefix.token_count);
@@ -37,6 +36,8 @@ export function checkLayers({ prefix, layers, method }) {
     }
   }
   if (written === 0) refuse('CACHE_STATE_INVALID', 'no layer has tensors');
+  if (method !== null) return;
+  for (const { path, layer } of leaves(layers)) if (isSparse(layer)) refuse('METHOD_MISSING', `layer ${path} is sparse`);
 }
 
 /** In the order of KV-RDR-017. */

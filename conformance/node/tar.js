@@ -1,4 +1,5 @@
-// Tar archives of bundles, in the pax interchange format: SPEC KV-BUN-016 (and KV-BUN-003 for what is no plain file).
+// Tar archives of bundles, in the pax interchange format, and what KV-BUN-019 wants of GNU's:
+// SPEC KV-BUN-016, KV-BUN-020 (and KV-BUN-003 for what is no plain file).
 
 import { fstatSync, readSync } from 'node:fs';
 import { refuse } from './errors.js';
@@ -32,6 +33,13 @@ function field(header, at, length) {
   const bytes = header.subarray(at, at + length);
   const end = bytes.indexOf(0);
   return text(end === -1 ? bytes : bytes.subarray(0, end));
+}
+
+/** A size, as octal digits or, after a byte 0x80, in base 256. */
+function sizeField(header) {
+  if (header[124] !== 0x80) return octal(header, 124, 12);
+  const size = BigInt(`0x${header.subarray(125, 136).toString('hex')}`);
+  return size <= BigInt(Number.MAX_SAFE_INTEGER) ? Number(size) : broken('a size');
 }
 
 function octal(header, at, length) {
@@ -73,6 +81,7 @@ export function members(file) {
   const found = [];
   const always = new Map();
   let next = new Map();
+  let long = null;
   for (let at = 0; ;) {
     if (at + BLOCK > total) broken('it has no end');
     const header = readAt(file, BLOCK, at);
@@ -80,7 +89,7 @@ export function members(file) {
     checkSum(header);
     at += BLOCK;
     const kind = String.fromCharCode(header[156]);
-    let size = octal(header, 124, 12);
+    let size = sizeField(header);
     const records = new Map([...always, ...next]);
     if (kind !== 'x' && kind !== 'g' && records.get('size') !== undefined) {
       const digits = records.get('size').toString('latin1');
@@ -93,11 +102,15 @@ export function members(file) {
       const more = extended(readAt(file, size, at));
       if (kind === 'x') next = more;
       else for (const [key, value] of more) always.set(key, value);
-    } else {
-      if (kind === 'K' || kind === 'L') broken('long names of another format');
-      if ([...records.keys()].some((key) => key.startsWith('GNU.sparse'))) broken('a sparse file');
-      found.push({ ...describe(header, kind, records), size, position: at });
-      next = new Map();
+    } else if (kind === 'L') {
+      if (size > MAX_EXTENDED) broken('a long name that is too long');
+      const name = readAt(file, size, at);
+      long = field(name, 0, name.length);
+    } else if (kind !== 'K') { // the target of a link, which is refused itself
+      const member = describe(header, kind, records);
+      if (long !== null && !records.has('path')) Object.assign(member, named(long, kind));
+      found.push({ ...member, size, position: at });
+      [next, long] = [new Map(), null];
     }
     at += Math.ceil(size / BLOCK) * BLOCK;
   }
@@ -111,9 +124,14 @@ function describe(header, kind, records) {
     const prefix = header.subarray(257, 263).toString('latin1') === 'ustar\0' ? field(header, 345, 155) : '';
     path = (prefix === '' ? '' : `${prefix}/`) + field(header, 0, 100);
   }
-  const plain = kind === '0' || kind === '\0' || kind === '7';
-  const folder = kind === '5' || (plain && path.endsWith('/'));
-  return { path, folder, other: !plain && !folder };
+  const sparse = [...records.keys()].some((key) => key.startsWith('GNU.sparse'));
+  const member = named(path, kind);
+  return { ...member, other: member.other || (sparse && !member.folder) };
+}
+
+function named(path, kind) {
+  const folder = kind === '5' || (kind === '\0' && path.endsWith('/'));
+  return { path, folder, other: !folder && !['0', '\0', '7'].includes(kind) };
 }
 
 export function content(file, { size, position }) {

@@ -8,12 +8,12 @@ import { checksum } from './xxh64.js';
 
 export const MAX_WINDOW = 8388608;
 const MAGIC = 0xfd2fb528;
-const SKIPPABLE = 0x184d2a50;
+const MIN_FRAME = 13; // KV-OBJ-025
 const MAX_BLOCK = 131072;
 
 /** Where a frame ends within `bytes`: -1 if it goes on beyond them, null if it is none, or has a reserved block. */
 export function frameEnd(bytes, from) {
-  if (from + 6 > bytes.length) return -1;
+  if (from + MIN_FRAME > bytes.length) return -1;
   if (bytes.readUInt32LE(from) !== MAGIC) return null;
   const descriptor = bytes[from + 4];
   let at = from + headerSize(descriptor);
@@ -42,24 +42,21 @@ function headerSize(descriptor) {
 /** Check that `slot` is one frame that states `size` bytes of content, without decoding it (KV-OBJ-025, KV-OBJ-026). */
 export function checkFrame(slot, size) {
   const invalid = (detail) => refuse('FRAME_TABLE_INVALID', detail);
-  if (slot.length < 6) invalid('a slot is too small for a frame');
-  const magic = slot.readUInt32LE(0);
-  if ((magic & 0xfffffff0) >>> 0 === SKIPPABLE) invalid('a skippable frame in a slot');
-  if (magic !== MAGIC) corrupt('another magic number');
+  if (slot.length < MIN_FRAME) invalid('a slot is too small for a frame');
+  if (slot.readUInt32LE(0) !== MAGIC) corrupt('another magic number');
   const descriptor = slot[4];
   if (descriptor & 8) corrupt('the reserved bit of a frame');
   const head = headerSize(descriptor);
   if (slot.length < head) invalid('a slot is too small for a frame');
   const single = (descriptor & 32) !== 0;
   const dictionaryBytes = DICTIONARY_BYTES[descriptor & 3];
-  if (dictionaryBytes > 0 && slot.readUIntLE(single ? 5 : 6, dictionaryBytes) !== 0) {
-    refuse('ZSTD_DICTIONARY_REQUIRED', 'a frame names a dictionary');
-  }
+  if (dictionaryBytes > 0) refuse('ZSTD_DICTIONARY_REQUIRED', 'a frame has a dictionary id');
   if (sizeBytes(descriptor) === 0) refuse('ZSTD_SIZE_UNDECLARED', 'a frame does not state its content size');
   if (!(descriptor & 4)) refuse('ZSTD_SIZE_UNDECLARED', 'a frame has no checksum');
-  const window = single ? size : windowSize(slot[5]);
+  const stated = contentSize(slot, descriptor);
+  const window = single ? stated : windowSize(slot[5]);
   if (window > MAX_WINDOW) refuse('ZSTD_WINDOW_TOO_LARGE', `a window of ${window} bytes`);
-  if (contentSize(slot, descriptor) !== size) invalid('a content size that is not the plane\'s');
+  if (stated !== size) invalid('a content size that is not the plane\'s');
   const end = frameEnd(slot, 0);
   if (end === null) corrupt('a block of the reserved type');
   if (end !== slot.length) invalid('a slot does not hold one frame alone');

@@ -181,7 +181,7 @@ def list_cases(session: Session, roles: Sequence[str], patterns: Sequence[str], 
 
 
 def _wanted(case: Case) -> str:
-    return str(case.expect.get("code", "accept"))
+    return str(case.expect.get("code", case.expect["verdict"]))
 
 
 @verb("copy")

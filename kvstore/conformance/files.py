@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import tarfile
 from collections.abc import Iterator
+from io import BytesIO
 from pathlib import Path
 
 from kvstore.conformance.reader import Bundle
 from kvstore.conformance.recipe import Made
 from kvstore.errors import fail
-from kvstore.format.bundle import LAYOUT_NAME, MANIFEST_NAME, BundleFile, bundle_layout, check_path, object_name
+from kvstore.format.archive import members
+from kvstore.format.bundle import LAYOUT_NAME, MANIFEST_NAME, BundleFile, bundle_layout, object_name
 from kvstore.format.object import encode_object
 
 __all__ = ["load_bundle", "write_bundle"]
@@ -57,20 +58,17 @@ def _walk(folder: Path, prefix: str) -> Iterator[BundleFile]:
 
 def _load_tar(path: Path) -> Bundle:
     files: list[BundleFile] = []
-    content: dict[str, bytes] = {}
-    try:
-        with tarfile.open(path, "r:") as archive:
-            for member in archive:
-                # What `tar -C FOLDER .` writes: each name begins with the folder itself.
-                name = member.name.removeprefix("./")
-                if member.isdir():
-                    if name not in ("", "."):
-                        check_path(name)
-                    continue
-                plain = member.isreg() and not member.issparse()
-                files.append(BundleFile(name, plain))
-                source = archive.extractfile(member) if plain else None
-                content[name] = source.read() if source else b""
-    except tarfile.TarError as error:
-        raise fail("BUNDLE_LAYOUT_INVALID", f"{path.name} is no tar archive: {error}") from None
-    return Bundle(tuple(files), content.__getitem__)
+    places: dict[str, tuple[int, int]] = {}
+    whole = path.read_bytes()
+    for member in members(BytesIO(whole), path.name):
+        files.append(member.file)
+        places[member.file.path] = member.start, member.size
+
+    def read(name: str) -> bytes:
+        start, size = places[name]
+        data = whole[start : start + size]
+        if len(data) != size:
+            raise fail("BUNDLE_LAYOUT_INVALID", f"the archive ends within {name[:80]!r}")
+        return data
+
+    return Bundle(tuple(files), read)

@@ -28,7 +28,9 @@ class Verdict:
 
 
 def judge(role: str, expect: Mapping[str, Any], reply: Mapping[str, Any]) -> Verdict:
-    """Compare an answer with what is expected."""
+    """Compare an answer with what is expected; of two right answers the better one counts."""
+    if expect["verdict"] == "either":
+        return max((judge(role, choice, reply) for choice in expect["either"]), key=lambda verdict: verdict.grade)
     verdict = reply.get("verdict")
     if verdict != expect["verdict"]:
         said = f"{verdict} ({reply.get('code')}: {reply.get('detail')})" if verdict == "reject" else str(verdict)

@@ -16,8 +16,9 @@ from typing import Any, BinaryIO, Final
 from kvstore import __version__
 from kvstore.conformance.canon import FORMS, canon
 from kvstore.conformance.chain import chain_document
-from kvstore.conformance.context import parse_context
+from kvstore.conformance.context import Context, parse_context
 from kvstore.conformance.files import load_bundle, write_bundle
+from kvstore.conformance.inputs import parse_input
 from kvstore.conformance.reader import read_bundle
 from kvstore.conformance.recipe import make_entry
 from kvstore.conformance.result import rejected
@@ -45,12 +46,14 @@ def main(args: list[str]) -> int:
         case ["read", "--context", context, bundle]:
             request = {"command": "read", "context": context, "bundle": bundle}
         case ["write", "--out", folder]:
-            request = {"command": "write", "recipe": json.load(sys.stdin), "out": folder}
+            request = {"command": "write", "recipe": sys.stdin.buffer.read(), "out": folder}
         case ["prefix"]:
-            request = {"command": "prefix", "input": json.load(sys.stdin)}
+            request = {"command": "prefix", "input": sys.stdin.buffer.read()}
         case _:
             raise fail("USAGE", "conformance " + " ".join(args), expected="a command of fixtures/README.md")
     reply = answer(request)
+    if "error" in reply:
+        raise fail("USAGE", reply["error"])
     if reply.get("verdict") == "accept" and "data" in reply:
         sys.stdout.buffer.write(base64.b64decode(reply["data"]))
     else:
@@ -58,12 +61,16 @@ def main(args: list[str]) -> int:
     return 1 if reply.get("verdict") == "reject" else 0
 
 
-def answer(request: Mapping[str, Any]) -> dict[str, Any]:
-    """The reply to one request of ``serve``."""
+def answer(request: Any) -> dict[str, Any]:
+    """The reply to one request of ``serve``; one without a verdict to what is no request."""
+    if not isinstance(request, dict) or request.get("command") not in _ANSWERS:
+        return {"error": "no request of fixtures/README.md"}
     try:
         return _ANSWERS[request["command"]](request)
     except KVStoreError as error:
-        return rejected(error).to_json()
+        return {"error": error.message} if error.phase == "usage" else rejected(error).to_json()
+    except KeyError as error:
+        return {"error": f"a request lacks {error}"}
 
 
 def _describe(_: Mapping[str, Any]) -> dict[str, Any]:
@@ -81,7 +88,7 @@ def _canon(request: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _read(request: Mapping[str, Any]) -> dict[str, Any]:
-    context = parse_context(json.loads(Path(request["context"]).read_bytes()))
+    context = _context(request["context"])
     try:
         bundle = load_bundle(Path(request["bundle"]))
     except KVStoreError as error:
@@ -89,15 +96,23 @@ def _read(request: Mapping[str, Any]) -> dict[str, Any]:
     return read_bundle(bundle, context).to_json()
 
 
+def _context(name: str) -> Context:
+    """The receiving side. What is wrong in it is no verdict on the bundle."""
+    try:
+        return parse_context(parse_input(Path(name).read_bytes()))
+    except KVStoreError as error:
+        raise fail("USAGE", f"the context {name}: {error.message}") from None
+
+
 def _write(request: Mapping[str, Any]) -> dict[str, Any]:
-    made = make_entry(request["recipe"])
+    made = make_entry(_input(request["recipe"]))
     write_bundle(Path(request["out"]), made)
     entry = made.manifest.entry_id
     return {"entry": entry, "verdict": "accept"}
 
 
 def _prefix(request: Mapping[str, Any]) -> dict[str, Any]:
-    return {**chain_document(request["input"]), "verdict": "accept"}
+    return {**chain_document(_input(request["input"])), "verdict": "accept"}
 
 
 _ANSWERS: Final[Mapping[str, Callable[[Mapping[str, Any]], dict[str, Any]]]] = {
@@ -105,12 +120,24 @@ _ANSWERS: Final[Mapping[str, Callable[[Mapping[str, Any]], dict[str, Any]]]] = {
 }  # fmt: skip
 
 
+def _input(value: Any) -> Any:
+    """An input as it stood in a request, or the bytes of one."""
+    return parse_input(value) if isinstance(value, bytes) else value
+
+
 def _serve(requests: BinaryIO, replies: BinaryIO) -> int:
     """Answer requests, a line each, until the input ends."""
     for line in requests:
-        replies.write(json.dumps(answer(json.loads(line))).encode() + b"\n")
+        replies.write(json.dumps(_served(line)).encode() + b"\n")
         replies.flush()
     return 0
+
+
+def _served(line: bytes) -> dict[str, Any]:
+    try:
+        return answer(parse_input(line))
+    except KVStoreError as error:
+        return {"error": error.message}
 
 
 def _text(data: bytes) -> str:

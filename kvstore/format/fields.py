@@ -14,7 +14,7 @@ from kvstore.errors import fail
 from kvstore.format.digest import Digest, parse_digest
 from kvstore.limits import MAX_EXACT_INT, MAX_NAME_CHARS
 
-__all__ = ["NAME", "Fields", "expect_object"]
+__all__ = ["NAME", "Fields", "expect_array", "expect_object"]
 
 T = TypeVar("T")
 
@@ -61,8 +61,8 @@ class Fields:
         """An integer in ``low`` … ``high``, bounds included."""
         return expect_integer(self.get(name), self.path(name), low=low, high=high)
 
-    def text(self, name: str, *, grammar: re.Pattern[str] | None = None, limit: int = MAX_NAME_CHARS) -> str:
-        """A text of at most ``limit`` characters that matches ``grammar`` whole."""
+    def text(self, name: str, *, grammar: re.Pattern[str] | None = None, limit: int | None = MAX_NAME_CHARS) -> str:
+        """A text of at most ``limit`` characters that matches ``grammar`` whole; None for one of a closed list."""
         return expect_text(self.get(name), self.path(name), grammar=grammar, limit=limit)
 
     def boolean(self, name: str) -> bool:
@@ -115,11 +115,11 @@ def expect_integer(value: Any, where: str, *, low: int, high: int) -> int:
     return value
 
 
-def expect_text(value: Any, where: str, *, grammar: re.Pattern[str] | None, limit: int) -> str:
+def expect_text(value: Any, where: str, *, grammar: re.Pattern[str] | None, limit: int | None) -> str:
     """The value if it is a text within its limit and grammar."""
     if not isinstance(value, str):
         raise fail("FIELD_TYPE", where, expected="text", found=type(value).__name__)
-    if len(value) > limit:
+    if limit is not None and len(value) > limit:
         raise fail("FIELD_RANGE", where, expected=f"at most {limit} characters", found=len(value))
     if grammar is not None and grammar.fullmatch(value) is None:
         raise fail("FIELD_FORMAT", where, expected=grammar.pattern, found=value)

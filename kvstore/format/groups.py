@@ -148,7 +148,7 @@ def _group(value: Any, where: str) -> Group:
 
 
 def _span_kind(fields: Fields) -> SpanKind:
-    text = fields.text("span")
+    text = fields.text("span", limit=None)
     for kind in get_args(SpanKind):
         if text == kind:
             return cast("SpanKind", kind)

@@ -16,7 +16,7 @@ from typing import Any, NoReturn, TypeAlias
 from kvstore.errors import KVStoreError, fail
 from kvstore.limits import MAX_EXACT_INT, MAX_JSON_DEPTH
 
-__all__ = ["Json", "canonical_bytes", "canonicalize", "number_text", "parse_canonical"]
+__all__ = ["Json", "bracket_depth", "canonical_bytes", "canonicalize", "number_text", "parse_canonical"]
 
 Json: TypeAlias = "bool | int | str | list[Json] | dict[str, Json] | None"
 
@@ -76,7 +76,8 @@ def _parse(data: bytes | bytearray | memoryview, limit: int, what: str) -> tuple
         text = raw.decode("utf-8")
     except UnicodeDecodeError as error:
         raise fail("JSON_NOT_UTF8", f"{what} is not UTF-8 at byte {error.start}") from None
-    _check_depth(raw, what)
+    if bracket_depth(raw, MAX_JSON_DEPTH) > MAX_JSON_DEPTH:
+        raise fail("JSON_TOO_DEEP", f"{what} is nested too deeply", expected=f"at most {MAX_JSON_DEPTH} levels")
     try:
         value = json.loads(
             text, object_pairs_hook=_pairs, parse_int=_integer, parse_float=_float, parse_constant=_constant
@@ -155,19 +156,19 @@ def _check_key(key: str) -> None:
         raise fail("JSON_KEY_NOT_ASCII", "a key has a character outside ASCII", found=key)
 
 
-def _check_depth(raw: bytes, what: str) -> None:
-    """Count brackets before parsing, so that a bomb never reaches the recursive parser."""
-    depth = 0
+def bracket_depth(raw: bytes, limit: int) -> int:
+    """The levels of arrays and objects, counted up to one more than ``limit``: before a recursive parser sees them."""
+    depth = deepest = 0
     for match in _OPEN_OR_CLOSE.finditer(raw):
         token = match.group()
         if token in (b"[", b"{"):
             depth += 1
-            if depth > MAX_JSON_DEPTH:
-                raise fail(
-                    "JSON_TOO_DEEP", f"{what} is nested too deeply", expected=f"at most {MAX_JSON_DEPTH} levels"
-                )
+            deepest = max(deepest, depth)
+            if depth > limit:
+                break
         elif token in (b"]", b"}"):
             depth -= 1
+    return deepest
 
 
 def _pairs(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

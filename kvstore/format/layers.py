@@ -20,7 +20,10 @@ from kvstore.format.json import Json
 from kvstore.format.tensors import parse_dtype
 from kvstore.limits import MAX_DIM, MAX_LAYERS, MAX_RANK, MAX_SLOTS, MAX_TOKENS
 
-__all__ = ["KINDS", "Kind", "LayerRecord", "Role", "Scalar", "Span", "TensorRecord", "leaves", "parse_layers"]
+__all__ = [
+    "KINDS", "LOSSY_KINDS", "QUANTIZATION_BITS", "Kind", "LayerRecord", "Role", "Scalar", "Span", "TensorRecord",
+    "leaves", "parse_layers",
+]  # fmt: skip
 
 Scalar = int | str | tuple[int, ...] | None
 SpanKind = Literal["tokens", "rows", "state"]
@@ -92,6 +95,8 @@ KINDS: Final[Mapping[str, Kind]] = MappingProxyType({
 
 QUANTIZATION_BITS: Final = (2, 3, 4, 5, 6, 8)
 QUANTIZATION_GROUPS: Final = (16, 32, 64, 128)
+LOSSY_KINDS: Final = frozenset({"kv-sparse", "kv-sparse-quantized"})
+"""Kinds of layers that a lossy method has dropped rows from."""
 BIASED_MODES: Final = ("affine",)
 UNBIASED_MODES: Final = ("mxfp4", "mxfp8", "nvfp4")
 _INTEGERS: Final = frozenset({"U8", "I8", "I16", "U16", "I32", "U32", "I64", "U64"})
@@ -254,7 +259,7 @@ def _layer(value: Any, where: str, budget: list[int]) -> LayerRecord:
     budget[0] -= 1
     if budget[0] < 0:
         raise fail("LIMIT_EXCEEDED", where, expected=f"at most {MAX_LAYERS} layers", found="more")
-    kind_name = Fields(value, where, None).text("kind")
+    kind_name = Fields(value, where, None).text("kind", limit=None)
     kind = KINDS.get(kind_name)
     if kind is None:
         raise fail(
@@ -286,7 +291,7 @@ def _scalar(fields: Fields, name: str, kind: str) -> Scalar:
 
 
 def _mode(fields: Fields, name: str) -> str:
-    text = fields.text(name)
+    text = fields.text(name, limit=None)
     known = BIASED_MODES + UNBIASED_MODES
     if text not in known:
         raise fail(

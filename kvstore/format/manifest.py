@@ -16,10 +16,10 @@ from typing import Any, Final
 
 from kvstore.errors import fail
 from kvstore.format.digest import Digest, Readable, sha256_digest
-from kvstore.format.fields import NAME, Fields, expect_text
+from kvstore.format.fields import NAME, Fields, expect_object, expect_text
 from kvstore.format.groups import Group, PayloadRef, check_groups, parse_groups, parse_payload_ref
 from kvstore.format.json import Json, canonical_bytes, parse_canonical
-from kvstore.format.layers import LayerRecord, leaves, parse_layers
+from kvstore.format.layers import LOSSY_KINDS, LayerRecord, leaves, parse_layers
 from kvstore.format.model import ModelRecord, TokenizerRecord, parse_model, parse_tokenizer
 from kvstore.format.prefix import MediaItem, TokenIds, before_media, parse_media, parse_namespace, prefix_digest
 from kvstore.format.rules import check_layers
@@ -28,7 +28,7 @@ from kvstore.limits import MAX_MANIFEST_BYTES, MAX_NAME_CHARS, MAX_TOKENS
 
 __all__ = [
     "MANIFEST_MEDIA_TYPE", "PROFILES", "Manifest", "MethodRecord", "PrefixRecord", "check_manifest", "check_prefix",
-    "parse_manifest", "token_spec",
+    "parse_continuation", "parse_manifest", "token_spec",
 ]  # fmt: skip
 
 MANIFEST_MEDIA_TYPE: Final = "application/vnd.kvstore.manifest.v1+json"
@@ -172,7 +172,7 @@ def manifest_from_json(value: Any) -> Manifest:
         layers=parse_layers(fields, "layers"),
         groups=parse_groups(fields, "groups"),
         method=fields.nullable("method", lambda name: _method(fields.get(name))),
-        continuation=_continuation(fields),
+        continuation=parse_continuation(fields),
         profile=fields.text("profile"),
     )
 
@@ -180,6 +180,7 @@ def manifest_from_json(value: Any) -> Manifest:
 def check_manifest(manifest: Manifest) -> Manifest:
     """Step 4: the cross-field rules. Returns the manifest."""
     check_layers(manifest.layers, manifest.token_count)
+    _check_sparse(manifest)
     check_groups(manifest.groups, manifest.layers)
     _check_method(manifest.method)
     expected = payload_size([token_spec(manifest.token_count)])
@@ -188,6 +189,13 @@ def check_manifest(manifest: Manifest) -> Manifest:
             "PAYLOAD_SIZE_MISMATCH", "prefix.token_ids.size", expected=expected, found=manifest.prefix.token_ids.size
         )
     return manifest
+
+
+def _check_sparse(manifest: Manifest) -> None:
+    """Without a method's name, nobody who asks for lossless state could be kept from a sparse entry."""
+    sparse = [path for path, leaf in manifest.leaves.items() if leaf.kind in LOSSY_KINDS]
+    if sparse and manifest.method is None:
+        raise fail("METHOD_MISSING", f"layers[{sparse[0]}] is sparse", expected="a method", found=None, layers=sparse)
 
 
 def _check_method(method: MethodRecord | None) -> None:
@@ -219,7 +227,7 @@ def token_spec(count: int) -> TensorSpec:
 def _check_envelope(value: Any) -> None:
     """Media type, features and profile decide whether the rest can be understood at all."""
     head = Fields(value, "", None)
-    media_type = head.text("media_type")
+    media_type = head.text("media_type", limit=None)
     if media_type != MANIFEST_MEDIA_TYPE:
         raise fail("MEDIA_TYPE_UNKNOWN", "media_type", expected=MANIFEST_MEDIA_TYPE, found=media_type)
     features = head.items("features", limit=256)
@@ -228,7 +236,7 @@ def _check_envelope(value: Any) -> None:
             "FEATURE_UNSUPPORTED", "features", expected="none that this release lacks",
             found=[str(feature)[:64] for feature, _ in features], fix="Upgrade kvstore.",
         )  # fmt: skip
-    profile = head.text("profile")
+    profile = head.text("profile", limit=None)
     if profile not in PROFILES:
         raise fail("PROFILE_UNSUPPORTED", "profile", expected=list(PROFILES), found=profile)
 
@@ -250,10 +258,14 @@ def _method(value: Any) -> MethodRecord:
     return MethodRecord(fields.text("name", grammar=NAME), text, fields.digest("config_digest"))
 
 
-def _continuation(fields: Fields) -> tuple[tuple[str, int | str], ...]:
-    """Scalars beside the cache that a model needs to go on (M-RoPE deltas and the like)."""
+def parse_continuation(fields: Fields) -> tuple[tuple[str, int | str], ...]:
+    """The field ``continuation``: scalars beside the cache that a model needs to go on (M-RoPE deltas and the like).
+
+    Raises:
+        InvalidError: FIELD_MISSING, FIELD_TYPE, FIELD_FORMAT, FIELD_RANGE or LIMIT_EXCEEDED.
+    """
     where = fields.path("continuation")
-    value = fields.get("continuation")
+    value = expect_object(fields.get("continuation"), where)
     inner = Fields(value, where, None)
     if len(value) > _MAX_CONTINUATION:
         raise fail("LIMIT_EXCEEDED", where, expected=f"at most {_MAX_CONTINUATION}", found=len(value))

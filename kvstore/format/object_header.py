@@ -29,7 +29,7 @@ from kvstore.format.fields import Fields, expect_text
 from kvstore.format.filters import parse_filter
 from kvstore.format.json import canonical_bytes, parse_canonical
 from kvstore.format.object_layout import Group, Layout, layout_of
-from kvstore.format.tensor_header import check_specs
+from kvstore.format.tensor_header import check_specs, payload_size
 from kvstore.format.tensors import parse_dtype
 from kvstore.format.zstd import frame_end
 from kvstore.limits import (
@@ -39,7 +39,6 @@ from kvstore.limits import (
     MAX_OBJECT_HEADER_BYTES,
     MAX_PAYLOAD_BYTES,
     MAX_RANK,
-    MAX_TENSOR_HEADER_BYTES,
     MAX_TENSORS_PER_PAYLOAD,
 )
 
@@ -58,6 +57,7 @@ _TABLE_MAGIC: Final = b"\x51\x2a\x4d\x18"
 _SKIPPABLE_BYTES: Final = 8
 _DIGEST_BYTES: Final = 32
 _MIN_CHUNK_BYTES: Final = 65536
+_MIN_PAYLOAD_BYTES: Final = 8
 _PAYLOAD: Final = re.compile(rb'"payload":\{"digest":"(sha256:[0-9a-f]{64})","size":(0|[1-9][0-9]{0,14})\}\}\Z')
 _REMEMBERED: Final = 64
 _REMEMBERED_BYTES: Final = 65536
@@ -171,12 +171,12 @@ def _parse_document(value: Any) -> ObjectHeader:
         raise fail(code, "an object's media type", expected=MEDIA_TYPE, found=media_type)
     fields = Fields(value, "", ("chunk_bytes", "codec", "groups", "media_type", "namespace", "payload"))
     payload = Fields(fields.get("payload"), "payload", ("digest", "size"))
-    codec = fields.text("codec")
+    codec = fields.text("codec", limit=None)
     if codec not in ("small", "fast"):
         raise fail("FILTER_UNSUPPORTED", "codec", expected="small or fast", found=codec)
     return ObjectHeader(
         digest=payload.digest("digest"),
-        size=payload.integer("size", high=MAX_PAYLOAD_BYTES + MAX_TENSOR_HEADER_BYTES + 8),
+        size=payload.integer("size", low=_MIN_PAYLOAD_BYTES, high=MAX_PAYLOAD_BYTES),
         namespace=fields.text("namespace"),
         codec=codec,
         chunk_bytes=fields.integer("chunk_bytes", low=_MIN_CHUNK_BYTES, high=MAX_CHUNK_BYTES),
@@ -212,7 +212,14 @@ def checked_layout(header: ObjectHeader) -> Layout:
     if total > header.size:
         check_specs([spec for group in header.groups for spec in group.specs()])
         _refuse(what, f"at least {total}", header.size)
-    layout = header.layout
+    try:
+        layout = header.layout
+    except KVStoreError as error:
+        # Too many frames; the size comes before them.
+        size = payload_size(spec for group in header.groups for spec in group.specs())
+        if error.code == "FRAME_TABLE_INVALID" and size != header.size:
+            _refuse(what, size, header.size)
+        raise
     if layout.payload_size != header.size:
         _refuse(what, layout.payload_size, header.size)
     return layout
@@ -228,11 +235,11 @@ def parse_table(data: memoryview, count: int, start: int) -> Array:
 
     Raises:
         InvalidError: FRAME_TABLE_INVALID or ZSTD_TRAILING_DATA.
-        IntegrityError: ZSTD_TRUNCATED or ZSTD_CORRUPT.
+        IntegrityError: ZSTD_TRUNCATED.
     """
     at = len(data) - table_bytes(count)
     if at < start or data[at : at + _SKIPPABLE_BYTES] != _table_lead(count):
-        raise _misplaced_table(data, start, count)
+        raise _missing_table(data, start, count)
     body = data[at + _SKIPPABLE_BYTES : len(data) - _DIGEST_BYTES]
     hasher = hashlib.sha256(data[:start])
     hasher.update(body)
@@ -240,7 +247,7 @@ def parse_table(data: memoryview, count: int, start: int) -> Array:
         _refuse_table("the digest of header and frame table", hasher.hexdigest(), data[-_DIGEST_BYTES:].hex())
     sizes = np.frombuffer(body, "<u4").astype(np.int64)
     if start + int(sizes.sum()) != at:
-        raise _misplaced_table(data, start, count)
+        _refuse_table("the sizes in the frame table", f"a sum of {at - start}", int(sizes.sum()))
     return sizes
 
 
@@ -248,8 +255,8 @@ def _table_lead(count: int) -> bytes:
     return _TABLE_MAGIC + (4 * count + _DIGEST_BYTES).to_bytes(4, "little")
 
 
-def _misplaced_table(data: memoryview, start: int, count: int) -> KVStoreError:
-    """Why the table is not where it must be: frame after frame from the start, to tell the faults apart."""
+def _missing_table(data: memoryview, start: int, count: int) -> KVStoreError:
+    """Why no table ends the object: frame after frame from the start, to tell the faults apart."""
     position = start
     for _ in range(count):
         end = frame_end(data, position)
@@ -262,9 +269,8 @@ def _misplaced_table(data: memoryview, start: int, count: int) -> KVStoreError:
         return fail("FRAME_TABLE_INVALID", f"there is no table of {count} frames after the data frames")
     if end > len(data):
         return fail("ZSTD_TRUNCATED", "an object ends within its frame table", expected=end, found=len(data))
-    if end < len(data):
-        return fail("ZSTD_TRAILING_DATA", "an object goes on after its frame table", expected=end, found=len(data))
-    return fail("FRAME_TABLE_INVALID", "the sizes in the frame table are not those of the frames")
+    # With the table at the very end it would have been found.
+    return fail("ZSTD_TRAILING_DATA", "an object goes on after its frame table", expected=end, found=len(data))
 
 
 def _refuse(what: str, expected: Any, found: Any) -> NoReturn:

@@ -80,7 +80,7 @@ def _checked(ids: Sequence[int] | npt.NDArray[Any], what: str) -> npt.NDArray[An
         array = np.asarray(ids if isinstance(ids, np.ndarray) else list(ids))
     except (OverflowError, ValueError, TypeError):
         array = np.asarray(list(ids), dtype=object)
-    if array.size == 0:
+    if array.ndim == 1 and array.size == 0:
         return np.zeros(0, dtype="<u4")
     if array.ndim != 1:
         raise fail("TOKEN_ID_RANGE", what, expected="one flat sequence", found=f"{array.ndim} dimensions")

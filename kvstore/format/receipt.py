@@ -28,7 +28,10 @@ CHECK_RESULTS: Final = ("verified", "not observable", "failed", "skipped")
 _KNOWN: Final = frozenset((
     "checks", "device", "facts", "libraries", "made_at", "media_type", "producer", "subject", "type",
 ))  # fmt: skip
-_TIME: Final = re.compile(r"[0-9]{4}-[01][0-9]-[0-3][0-9]T[0-2][0-9]:[0-5][0-9]:[0-6][0-9](\.[0-9]{1,6})?Z", re.ASCII)
+_TIME: Final = re.compile(
+    r"([0-9]{4})-(0[1-9]|1[0-2])-([0-9]{2})T(?:[01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9](?:\.[0-9]{1,6})?Z", re.ASCII
+)
+_DAYS: Final = (31, 28, 31, 30, 31, 30, 31, 31, 30, 31, 30, 31)
 
 
 @dataclass(frozen=True)
@@ -92,20 +95,38 @@ def parse_receipt(data: Readable) -> Receipt:
     """
     value = parse_canonical(data, MAX_RECEIPT_BYTES, "receipt")
     fields = Fields(value, "", None)
-    media_type = fields.text("media_type")
+    media_type = fields.text("media_type", limit=None)
     if media_type != RECEIPT_MEDIA_TYPE:
         raise fail("MEDIA_TYPE_UNKNOWN", "media_type", expected=RECEIPT_MEDIA_TYPE, found=media_type)
     return Receipt(
-        type=_choice(fields.text("type"), "type", RECEIPT_TYPES),
+        type=_choice(fields.text("type", limit=None), "type", RECEIPT_TYPES),
         subject=fields.digest("subject"),
-        made_at=fields.text("made_at", grammar=_TIME),
+        made_at=_time(fields),
         producer=_producer(fields),
         libraries=_texts(fields, "libraries"),
         device=fields.nullable("device", lambda name: expect_object(fields.get(name), fields.path(name))),
-        checks={k: _choice(v, f"checks.{k}", CHECK_RESULTS) for k, v in _texts(fields, "checks").items()},
+        checks=_checks(fields),
         facts=expect_object(fields.get("facts"), fields.path("facts")),
         extra={name: item for name, item in value.items() if name not in _KNOWN},
     )
+
+
+def _time(fields: Fields) -> str:
+    """A time of a day that there is; a pattern alone would let 30 February pass."""
+    text = fields.text("made_at", limit=None)
+    match = _TIME.fullmatch(text)
+    year, month, day = (0, 1, 0) if match is None else (int(part) for part in match.groups())
+    leap = month == 2 and year % 4 == 0 and (year % 100 != 0 or year % 400 == 0)
+    if not (year and 1 <= day <= _DAYS[month - 1] + leap):
+        raise fail("FIELD_FORMAT", "made_at", expected="a time in UTC, as 2026-01-02T03:04:05.678901Z", found=text)
+    return text
+
+
+def _checks(fields: Fields) -> dict[str, str]:
+    where = fields.path("checks")
+    value = expect_object(fields.get("checks"), where)
+    inner = Fields(value, where, None)
+    return {name: _choice(inner.text(name, limit=None), inner.path(name), CHECK_RESULTS) for name in value}
 
 
 def _producer(fields: Fields) -> dict[str, str]:

@@ -116,7 +116,8 @@ _MAGIC: Final = 0xFD2FB528
 _SINGLE_SEGMENT, _RESERVED, _CHECKSUM, _DICTIONARY = 0x20, 0x08, 0x04, 0x03
 _HEADER_BYTES: Final = 14
 """Longest header without a dictionary id: magic, descriptor, window, eight bytes of content size."""
-_MIN_FRAME_BYTES: Final = 4 + 1 + 1 + 3 + 4
+_CHECKSUM_BYTES: Final = 4
+_MIN_FRAME_BYTES: Final = 4 + 1 + 1 + 3 + _CHECKSUM_BYTES
 _SLICE: Final = 4096
 _MAX_STEPS: Final = 64
 
@@ -215,29 +216,34 @@ def frame_fault(data: memoryview, start: int, size: int, content: int) -> KVStor
 
 
 def frame_end(data: memoryview, start: int) -> int | KVStoreError:
-    """Where the frame at ``start`` ends, or the error if it ends nowhere in ``data``."""
+    """Where the frame at ``start`` ends, whatever its header asks for; or the error if it ends nowhere in ``data``."""
     if len(data) - start < _MIN_FRAME_BYTES:
         return fail("ZSTD_TRUNCATED", "the data ends where a frame was to begin", found=len(data) - start)
-    header = _parse_header(data[start : start + _HEADER_BYTES])
-    if isinstance(header, KVStoreError):
-        return header
-    end = _walk(data, start + header.blocks)
-    if not isinstance(end, KVStoreError) and end > len(data):
+    if int.from_bytes(data[start : start + 4], "little") != _MAGIC:
+        return fail("FRAME_TABLE_INVALID", "there are fewer frames than the header leads to", found=start)
+    descriptor = data[start + 4]
+    single = bool(descriptor & _SINGLE_SEGMENT)
+    size, dictionary = (1 if single else 0, 2, 4, 8)[descriptor >> 6], (0, 1, 2, 4)[descriptor & _DICTIONARY]
+    blocks = start + (5 if single else 6) + dictionary + size
+    end = _walk(data, blocks, tail=_CHECKSUM_BYTES if descriptor & _CHECKSUM else 0)
+    if isinstance(end, KVStoreError):
+        return fail("FRAME_TABLE_INVALID", "a frame that ends nowhere", found=start)
+    if end > len(data):
         return fail("ZSTD_TRUNCATED", "the data ends within a frame", expected=end, found=len(data))
     return end
 
 
-def _walk(data: memoryview, position: int) -> int | KVStoreError:
-    """From a frame's first block to its end, checksum included; the end may lie past that of ``data``."""
+def _walk(data: memoryview, position: int, *, tail: int = _CHECKSUM_BYTES) -> int | KVStoreError:
+    """From a frame's first block to its end, ``tail`` bytes after the last one; it may lie past that of ``data``."""
     last = 0
-    while not last and position < len(data):
+    while not last and position + 3 <= len(data):
         block = int.from_bytes(data[position : position + 3], "little")
         last, kind = block & 1, block >> 1 & 3
         if kind == 3:
             return fail("ZSTD_CORRUPT", "a frame has a block of the reserved type")
         position += 3 + (1 if kind == 1 else block >> 3)
     # A frame that runs off without a last block ends past the data, wherever exactly.
-    return position + 4 if last else max(position, len(data)) + 4
+    return position + tail if last else max(position, len(data)) + 1
 
 
 def _parse_header(slot: memoryview) -> _Header | KVStoreError:

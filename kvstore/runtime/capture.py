@@ -11,12 +11,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import islice
-from typing import Any, Final
+from typing import Any
 
 from kvstore.errors import fail
 from kvstore.format.fields import Fields
 from kvstore.format.groups import Group, PayloadRef, Segment, plan_groups, segments
-from kvstore.format.layers import LayerRecord, Span, leaves, parse_layers
+from kvstore.format.layers import LOSSY_KINDS, LayerRecord, Span, leaves, parse_layers
 from kvstore.format.manifest import Manifest, MethodRecord, PrefixRecord, check_manifest, token_spec
 from kvstore.format.prefix import DEFAULT_NAMESPACE, MediaItem, TokenIds, as_token_ids, parse_namespace, prefix_digest
 from kvstore.format.rules import check_layers
@@ -31,7 +31,6 @@ from kvstore.store.parallel import Stop, run_parallel
 
 __all__ = ["Captured", "capture"]
 
-_LOSSY_KINDS: Final = ("kv-sparse", "kv-sparse-quantized")
 Views = dict[str, dict[str, Rows]]
 
 
@@ -155,7 +154,7 @@ def _check_records(layers: tuple[LayerRecord, ...], token_count: int) -> None:
 
 def _check_method(layers: tuple[LayerRecord, ...], method: MethodRecord | None) -> None:
     """Without a method's name, nobody who asks for lossless state could be kept from a sparse entry."""
-    sparse = [path for path, layer in leaves(layers) if layer.kind in _LOSSY_KINDS]
+    sparse = [path for path, layer in leaves(layers) if layer.kind in LOSSY_KINDS]
     if sparse and method is None:
         raise fail(
             "METHOD_MISSING", f"layers[{sparse[0]}] holds fewer rows than tokens, and no method is named",

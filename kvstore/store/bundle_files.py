@@ -12,7 +12,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from kvstore.errors import fail
-from kvstore.format.bundle import BundleFile, check_path
+from kvstore.format.archive import members
+from kvstore.format.bundle import BundleFile
 from kvstore.format.digest import Readable
 from kvstore.store.fs import open_plain, os_errors, sync_path, write_file
 
@@ -107,30 +108,13 @@ def _archive(path: Path) -> BundleFiles:
         whole = memoryview(mapped)
         files: list[BundleFile] = []
         result = BundleFiles((), None, {}, [mapped])
-        try:
-            with tarfile.open(fileobj=source, mode="r:") as archive:
-                for member in archive:
-                    _member(member, whole, files, result)
-        except tarfile.TarError as error:
-            raise fail("BUNDLE_LAYOUT_INVALID", f"{path.name} is no tar archive: {error}") from None
+        for member in members(source, path.name):
+            files.append(member.file)
+            if member.file.plain:
+                name = member.file.path
+                result._slices[name] = whole[member.start : member.start + member.size]  # noqa: SLF001 - made here
     result.files = tuple(files)
     return result
-
-
-def _member(member: tarfile.TarInfo, whole: memoryview, files: list[BundleFile], result: BundleFiles) -> None:
-    # What `tar -C FOLDER .` writes: each name begins with the folder itself.
-    name = member.name.removeprefix("./")
-    if member.isdir():
-        if name not in ("", "."):
-            check_path(name)
-        return
-    plain = member.isreg() and not member.issparse()
-    files.append(BundleFile(name, plain))
-    if plain:
-        data = whole[member.offset_data : member.offset_data + member.size]
-        if len(data) != member.size:
-            raise fail("BUNDLE_LAYOUT_INVALID", f"the archive ends within {name[:80]!r}")
-        result._slices[name] = data  # noqa: SLF001 - filled here, where it is made
 
 
 def write_folder(folder: Path, files: Iterable[tuple[str, Readable]]) -> int:

@@ -51,6 +51,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "name with backslash": (edited(code=files("a\\b")), "FIELD_FORMAT"),
     "empty name": (edited(code=files("")), "FIELD_FORMAT"),
     "long name": (edited(code=files("a" * 256)), "FIELD_RANGE"),
+    "too many files": (edited(code=[FILE] * 65537), "LIMIT_EXCEEDED"),
     "negative size": (edited(code=[{**FILE, "size": -1}]), "FIELD_RANGE"),
     "shard": (edited(shard={"rank": 0, "size": 2}), "SHARD_UNSUPPORTED"),
     "model type": (edited(model_type="a/b"), "FIELD_FORMAT"),
