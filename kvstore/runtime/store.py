@@ -297,11 +297,10 @@ class Store:
             UsageError: REF_AMBIGUOUS; USAGE for a time that is none.
             StoreError, SpaceError, BusyError: of the store; STORE_READ_ONLY where nothing can be written.
         """
-        entry_id = wanted.entry_id if isinstance(wanted, Hit) else self.entries.resolve(wanted)
-        if entry_id is None:
-            assert isinstance(wanted, Hit)  # noqa: S101 - a reference means an entry, or is refused
-            raise _miss(wanted)
-        return self.entries.lease(entry_id, seconds=seconds)
+        hit = self._hit(wanted, None, None, None)
+        if hit.entry_id is None:
+            raise _miss(hit)
+        return self.entries.lease(hit.entry_id, seconds=seconds)
 
     def remove(self, *refs: str, force: bool = False) -> Removed:
         """Remove entries, and the objects that no other entry needs.
