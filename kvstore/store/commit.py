@@ -22,7 +22,7 @@ from kvstore.limits import MAX_MANIFEST_BYTES
 from kvstore.store.clock import now_micros
 from kvstore.store.damage import heal_entries
 from kvstore.store.documents import Documents
-from kvstore.store.entries import annotate_entry, label_entry
+from kvstore.store.entries import add_notes, annotate_entry, label_entry
 from kvstore.store.fs import os_errors
 from kvstore.store.locations import Location, find_locations
 from kvstore.store.objects import ObjectName, Staged
@@ -184,22 +184,25 @@ def _move(opened: Opened, put: Put, choice: Choice, drafts: _Drafts, moves: _Mov
 
 
 _ADD_RECEIPT: Final = receipts.insert()
-_SPARE: Final = doomed_files.delete().where(doomed_files.c.path.in_(sa.bindparam("paths", expanding=True)))
+_SPARE: Final = doomed_files.delete().where(doomed_files.c.path == sa.bindparam("spared"))
 
 
 def _record(opened: Opened, connection: sa.Connection, put: Put, choice: Choice, receipt: Receipt) -> bool:
     """Write the rows; tells whether the entry is new."""
     now = now_micros()
     keys, healed = write_objects(connection, put, choice, now)
-    created = write_entry(connection, put, keys, now)
-    if healed or not created:
+    new = write_entry(connection, put, keys, now)
+    if healed or new is None:
         heal_entries(connection, healed, put.entry_id)
     if put.label is not None:
         label_entry(connection, put.label, put.entry_id, now)
-    annotate_entry(connection, put.entry_id, put.annotations)
+    if new is None:
+        annotate_entry(connection, put.entry_id, put.annotations)
+    else:
+        add_notes(connection, new, put.annotations)
     connection.execute(_ADD_RECEIPT, {
         "digest": receipt.digest, "subject": receipt.subject, "type": receipt.type, "made_at": receipt.made_at
     })  # fmt: skip
-    paths = [opened.manifests.relative(put.entry_id), opened.receipts.relative(receipt.digest)]
-    connection.execute(_SPARE, {"paths": paths})
-    return created
+    spared = (opened.manifests.relative(put.entry_id), opened.receipts.relative(receipt.digest))
+    connection.execute(_SPARE, [{"spared": path} for path in spared])
+    return new is not None

@@ -23,10 +23,11 @@ from kvstore.store.opening import Opened
 from kvstore.store.schema import entries, labels, notes, objects, receipts, refs
 
 __all__ = [
-    "EntryInfo", "add_receipt", "annotate_entry", "check_annotation", "entry_infos", "label_entry", "read_receipts",
-    "remove_label", "touch",
+    "EntryInfo", "add_notes", "add_receipt", "annotate_entry", "check_annotation", "entry_infos", "label_entry",
+    "read_receipts", "remove_label", "touch",
 ]  # fmt: skip
 
+_ADD_NOTES: Final = notes.insert()
 _TOUCH_EVERY: Final = 3600 * 1_000_000
 """Microseconds: access times are coarse, so that readers seldom write."""
 
@@ -150,11 +151,17 @@ def annotate_entry(connection: sa.Connection, entry_id: Digest, facts: Mapping[s
     if not facts:
         return
     key = entry_key(connection, entry_id)
-    for name, value in sorted(facts.items()):
-        text = check_annotation(name, value)
+    for name in sorted(facts):
         connection.execute(notes.delete().where(notes.c.entry_key == key, notes.c.name == name))
-        if value is not None:
-            connection.execute(notes.insert().values(entry_key=key, name=name, value=text))
+    add_notes(connection, key, facts)
+
+
+def add_notes(connection: sa.Connection, key: int, facts: Mapping[str, Json]) -> None:
+    """Give an entry annotations that it does not have; raises as :func:`annotate_entry`."""
+    texts = {name: check_annotation(name, value) for name, value in sorted(facts.items())}
+    rows = [{"entry_key": key, "name": name, "value": text} for name, text in texts.items() if facts[name] is not None]
+    if rows:
+        connection.execute(_ADD_NOTES, rows)
 
 
 def check_annotation(name: str, value: Json) -> str:

@@ -16,6 +16,7 @@ __all__ = ["entry_key", "parse_label", "resolve"]
 
 _HEX: Final = re.compile(r"(?:sha256:)?([0-9a-f]{8,64})", re.ASCII)
 _SHOWN: Final = 10
+_KEY: Final = sa.select(entries.c.entry_key).where(entries.c.entry_id == sa.bindparam("entry_id"))
 
 
 def parse_label(name: str) -> str:
@@ -66,7 +67,7 @@ def entry_key(connection: sa.Connection, entry_id: Digest) -> int:
     Raises:
         NotFoundError: NOT_FOUND.
     """
-    key = connection.execute(sa.select(entries.c.entry_key).where(entries.c.entry_id == entry_id)).scalar()
+    key = connection.execute(_KEY, {"entry_id": entry_id}).scalar()
     if key is None:
         raise fail("NOT_FOUND", f"there is no entry {entry_id}", ref=entry_id)
     return int(key)

@@ -12,7 +12,7 @@ from kvstore.store.locations import Location
 from kvstore.store.objects import Staged
 from kvstore.store.put import Put
 from kvstore.store.schema import LIVE, entries, objects, refs
-from kvstore.store.tree import add_entry
+from kvstore.store.tree import Filed, file_entry
 
 __all__ = ["Choice", "write_entry", "write_objects"]
 
@@ -38,7 +38,7 @@ _REPLACE: Final = objects.update().where(objects.c.object_key == sa.bindparam("k
     stored=sa.bindparam("to"), stored_size=sa.bindparam("size"), state=LIVE, verified=None
 )  # fmt: skip
 _THERE: Final = sa.select(entries.c.entry_key).where(entries.c.entry_id == sa.bindparam("entry_id"))
-_ADD_ENTRY: Final = entries.insert()
+_ADD_ENTRY: Final = entries.insert().returning(entries.c.entry_key)
 _ADD_REFS: Final = refs.insert()
 
 
@@ -76,19 +76,19 @@ def write_objects(connection: sa.Connection, put: Put, choice: Choice, now: int)
     return keys + again, again
 
 
-def write_entry(connection: sa.Connection, put: Put, object_keys: list[int], now: int) -> bool:
-    """Write the entry's row, its references and its place in the tree; tells whether it is new."""
+def write_entry(connection: sa.Connection, put: Put, object_keys: list[int], now: int) -> int | None:
+    """Write the entry's row, its references and its place in the tree; gives its key, or None where it is not new."""
     manifest = put.manifest
     if connection.execute(_THERE, {"entry_id": put.entry_id}).first():
-        return False
+        return None
     method = None if manifest.method is None else manifest.method.name
-    connection.execute(_ADD_ENTRY, {
+    shape = signature_digest(signature(manifest.layers), method)
+    key = connection.execute(_ADD_ENTRY, {
         "entry_id": put.entry_id, "model_digest": manifest.model.digest, "namespace": manifest.namespace,
-        "token_count": manifest.token_count, "lowest_cut": manifest.lowest_cut,
-        "signature": signature_digest(signature(manifest.layers), method), "method": method,
+        "token_count": manifest.token_count, "lowest_cut": manifest.lowest_cut, "signature": shape, "method": method,
         "prefix_digest": manifest.prefix.digest, "raw_bytes": put.raw_bytes, "created_at": now, "accessed_at": now,
-    })  # fmt: skip
-    key = connection.execute(_THERE, {"entry_id": put.entry_id}).scalar_one()
+    }).scalar_one()  # fmt: skip
     connection.execute(_ADD_REFS, [{"entry_key": key, "object_key": object_key} for object_key in sorted(object_keys)])
-    add_entry(connection, entry_id=put.entry_id, ids=put.token_ids, media=manifest.prefix.media)
-    return True
+    filed = Filed(key, manifest.model.digest, manifest.namespace, manifest.lowest_cut, shape, method)
+    file_entry(connection, filed, put.token_ids, manifest.prefix.media)
+    return int(key)

@@ -13,7 +13,7 @@ on how many entries or siblings there are.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final
+from typing import Final, NamedTuple
 
 import sqlalchemy as sa
 
@@ -25,9 +25,21 @@ from kvstore.store.nodes import BEYOND, Spot, Step, ancestors, classes, leaves, 
 from kvstore.store.schema import entries
 from kvstore.store.symbols import ID_BYTES, Symbols, head, split_media
 
-__all__ = ["add_entry", "refile_entry", "remove_entry"]
+__all__ = ["Filed", "add_entry", "file_entry", "refile_entry", "remove_entry"]
 
 _NOTHING: Final = b""
+
+
+class Filed(NamedTuple):
+    """What the tree must know of an entry's row; fields are named as its columns."""
+
+    entry_key: int
+    model_digest: Digest
+    namespace: str
+    lowest_cut: int
+    signature: Digest
+    method: str | None
+    damaged: int = 0
 
 
 def add_entry(conn: sa.Connection, *, entry_id: Digest, ids: TokenIds, media: Sequence[MediaItem] = ()) -> None:
@@ -42,9 +54,12 @@ def add_entry(conn: sa.Connection, *, entry_id: Digest, ids: TokenIds, media: Se
     Raises:
         NotFoundError: NOT_FOUND, if ``entries`` has no such row.
     """
-    entry = _entry(conn, entry_id)
-    if conn.execute(sa.select(leaves.c.node).where(leaves.c.entry_key == entry.entry_key)).first():
-        return
+    if _leaf(conn, entry_id) is None:
+        file_entry(conn, _entry(conn, entry_id), ids, media)
+
+
+def file_entry(conn: sa.Connection, entry: Filed, ids: TokenIds, media: Sequence[MediaItem] = ()) -> None:
+    """:func:`add_entry` for one that was not in the tree before, and whose row is known."""
     symbols = Symbols(ids, media)
     chain = list(chain_digests(entry.model_digest, entry.namespace, ids, media))
     blocks = [digest for end, digest in chain if end % BLOCK_TOKENS == 0]
@@ -53,9 +68,9 @@ def add_entry(conn: sa.Connection, *, entry_id: Digest, ids: TokenIds, media: Se
     node = last.node if spot.depth == last.end else _split(conn, last, spot.depth)
     node = _grow(conn, node, spot.depth, blocks, symbols)
     kind = _kind(conn, entry)
-    conn.execute(leaves.insert().values(
-        entry_key=entry.entry_key, node=node, kind=kind, lowest_cut=entry.lowest_cut
-    ))  # fmt: skip
+    conn.execute(_ADD_LEAF, {
+        "entry_key": entry.entry_key, "node": node, "kind": kind, "lowest_cut": entry.lowest_cut
+    })  # fmt: skip
     _offer(conn, node, kind, entry.lowest_cut, entry.entry_key)
 
 
@@ -85,37 +100,32 @@ def refile_entry(conn: sa.Connection, entry_id: Digest) -> None:
     _offer(conn, leaf.node, kind, leaf.lowest_cut, leaf.entry_key)
 
 
-def _entry(conn: sa.Connection, entry_id: Digest) -> sa.Row[tuple[object, ...]]:
-    row = conn.execute(sa.select(entries).where(entries.c.entry_id == entry_id)).first()
+def _entry(conn: sa.Connection, entry_id: Digest) -> Filed:
+    row = conn.execute(_FILED, {"entry_id": entry_id}).first()
     if row is None:
         raise fail("NOT_FOUND", f"entry {entry_id} has no row in the index")
-    return row
+    return Filed(*row)
 
 
 def _leaf(conn: sa.Connection, entry_id: Digest) -> sa.Row[tuple[object, ...]] | None:
-    return conn.execute(
-        sa.select(leaves).join(entries, entries.c.entry_key == leaves.c.entry_key).where(
-            entries.c.entry_id == entry_id
-        )
-    ).first()  # fmt: skip
+    return conn.execute(_LEAF, {"entry_id": entry_id}).first()
 
 
-def _kind(conn: sa.Connection, entry: sa.Row[tuple[object, ...]]) -> int:
+def _kind(conn: sa.Connection, entry: Filed) -> int:
     """The class of entries that are offered to the same callers as this one."""
+    for kind, method, damaged in conn.execute(_CLASSES, {"signature": entry.signature}):
+        if (method, damaged) == (entry.method, entry.damaged):
+            return int(kind)
     wanted = {"signature": entry.signature, "method": entry.method, "damaged": entry.damaged}
-    same = (classes.c[name].is_not_distinct_from(value) for name, value in wanted.items())
-    row = conn.execute(sa.select(classes.c.kind).where(classes.c.signature == entry.signature, *same)).first()
-    if row is not None:
-        return int(row.kind)
-    key = conn.execute(classes.insert().values(wanted)).inserted_primary_key
+    key = conn.execute(classes.insert(), wanted).inserted_primary_key
     return int(key[0]) if key is not None else 0
 
 
 def _next_node(conn: sa.Connection) -> int:
-    return int(conn.execute(sa.select(sa.func.coalesce(sa.func.max(nodes.c.node), 0))).scalar_one()) + 1
+    return int(conn.execute(_LAST_NODE).scalar_one()) + 1
 
 
-def _plant(conn: sa.Connection, entry: sa.Row[tuple[object, ...]], digest: bytes) -> Spot:
+def _plant(conn: sa.Connection, entry: Filed, digest: bytes) -> Spot:
     """The root of a model in a namespace."""
     node = _next_node(conn)
     conn.execute(nodes.insert().values(node=node, head=_NOTHING, end=0, ids=_NOTHING, digest=digest))
@@ -161,29 +171,13 @@ def _grow(conn: sa.Connection, node: int, at: int, blocks: Sequence[bytes], symb
         })  # fmt: skip
         node, at, free = free, end, free + 1
     if new:
-        conn.execute(nodes.insert(), new)
+        conn.execute(_ADD_NODE, new)
     return node
 
 
 def _offer(conn: sa.Connection, node: int, kind: int, lowest_cut: int, key: int) -> None:
     """Make the entry known at its node and at every node above."""
-    place = {"node": node, "kind": kind}
-    there = {(row.node, row.cut): row.entry_key for row in conn.execute(_KNOWN, place)}
-    path = conn.execute(_PATH, place).all()
-    rows = [
-        {"node": row.node, "kind": kind, "cut": lowest_cut if lowest_cut <= row.end else BEYOND,
-         "parent": row.parent, "entry_key": key}
-        for row in path
-    ]  # fmt: skip
-    new = [row for row in rows if (row["node"], row["cut"]) not in there]
-    newer = [
-        {"at": row["node"], "of": kind, "to": row["cut"], "key": key}
-        for row in rows if there.get((row["node"], row["cut"]), key) < key
-    ]  # fmt: skip
-    if new:
-        conn.execute(reach.insert(), new)
-    if newer:
-        conn.execute(_RENEW, newer)
+    conn.execute(_OFFER, {"node": node, "kind": kind, "lowest_cut": lowest_cut, "entry_key": key, "beyond": BEYOND})
 
 
 def _withdraw(conn: sa.Connection, node: int, kind: int, key: int) -> None:
@@ -231,12 +225,36 @@ def _join(conn: sa.Connection, node: int) -> None:
     conn.execute(reach.update().where(reach.c.node == lower.node).values(parent=upper.parent))
 
 
+_FILED: Final = sa.select(*(entries.c[name] for name in Filed._fields)).where(
+    entries.c.entry_id == sa.bindparam("entry_id")
+)
+_LEAF: Final = (
+    sa.select(leaves).join(entries, entries.c.entry_key == leaves.c.entry_key)
+    .where(entries.c.entry_id == sa.bindparam("entry_id"))
+)  # fmt: skip
+_CLASSES: Final = sa.select(classes.c.kind, classes.c.method, classes.c.damaged).where(
+    classes.c.signature == sa.bindparam("signature")
+)
+_LAST_NODE: Final = sa.select(sa.func.coalesce(sa.func.max(nodes.c.node), 0))
+_ADD_NODE: Final = nodes.insert()
+_ADD_LEAF: Final = leaves.insert()
+# As text, because each database has its own construct for what both of them spell so.
+_OFFER: Final = sa.text(
+    """
+    INSERT INTO tree_reach (node, class, cut, parent, entry_key)
+    WITH RECURSIVE up (node, parent, "end") AS (
+        SELECT node, parent, "end" FROM tree_nodes WHERE node = :node
+        UNION SELECT above.node, above.parent, above."end" FROM tree_nodes above JOIN up ON above.node = up.parent
+    )
+    SELECT node, :kind, CASE WHEN :lowest_cut <= "end" THEN :lowest_cut ELSE :beyond END, parent, :entry_key
+    FROM up WHERE true
+    ON CONFLICT (node, class, cut) DO UPDATE SET entry_key = excluded.entry_key
+    WHERE tree_reach.entry_key < excluded.entry_key
+    """
+)
 _UP: Final = ancestors()
 _PATH: Final = sa.select(_UP.c.node, _UP.c.parent, _UP.c.end).order_by(_UP.c.end.desc())
 _ALIVE: Final = sa.select(_UP.c.node).where(sa.exists().where(reach.c.node == _UP.c.node))
-_KNOWN: Final = sa.select(reach.c.node, reach.c.cut, reach.c.entry_key).where(
-    reach.c.node == _UP.c.node, reach.c.kind == sa.bindparam("kind")
-)
 _NAMED: Final = (
     sa.select(reach.c.node, reach.c.cut, _UP.c.end)
     .where(
