@@ -7,62 +7,71 @@ digest is checked; ``later`` are the reads after it.
 
 from __future__ import annotations
 
-import shutil
 import statistics
 import tempfile
 from collections import defaultdict
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
 from bench.child import run_task
-from bench.machine import Others
 
-__all__ = ["print_table", "run"]
+__all__ = ["CODECS", "medians", "print_table", "run"]
 
 CODECS: Final = ("small", "fast")
 
 
-def run(*, name: str, rounds: int) -> dict[str, Any]:
+def run(*, name: str, rounds: int, codecs: Sequence[str] = CODECS) -> dict[str, Any]:
     """Medians of seconds and peak bytes for each task on one case, and the sizes."""
     found: dict[str, list[dict[str, Any]]] = defaultdict(list)
-    with Others() as others:
-        for _ in range(rounds):
-            folder = Path(tempfile.mkdtemp(prefix="kvstore-bench-"))
-            try:
-                _round(folder, name, found)
-            finally:
-                shutil.rmtree(folder)
-    medians = {
-        task: {key: statistics.median(one[key] for one in results) for key in results[0]}
-        for task, results in found.items()
-    }
-    return {"case": name, "rounds": rounds, "other_cores": others.cores, "tasks": medians}
+    for _ in range(rounds):
+        with tempfile.TemporaryDirectory(prefix="kvstore-bench-") as folder:
+            _round(Path(folder), name, codecs, found)
+    return {"case": name, "rounds": rounds, "tasks": {task: medians(results) for task, results in found.items()}}
 
 
-def _round(folder: Path, name: str, found: dict[str, list[dict[str, Any]]]) -> None:
-    found["r1 save"].append(run_task("r1_save", case=name, path=str(folder / "r1")))
-    found["raw save"].append(run_task("raw_save", case=name, path=str(folder / "raw.safetensors")))
-    for codec in CODECS:
-        found[f"put {codec}"].append(run_task("put", case=name, store=str(folder / codec), codec=codec))
-    found["r1 load"].append(run_task("r1_load", case=name, path=str(folder / "r1")))
-    found["raw load"].append(run_task("raw_load", case=name, path=str(folder / "raw.safetensors")))
-    for codec in CODECS:
+def medians(results: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """The median of each fact; and the cores that others took while the work was measured, over all runs together.
+
+    Together, because a single run is too short for the system's count of processor time.
+    """
+    names = results[0].keys() - {"watched_seconds", "other_seconds"}
+    facts: dict[str, Any] = {name: statistics.median(one[name] for one in results) for name in sorted(names)}
+    counted = all(one["other_seconds"] is not None for one in results)
+    watched = sum(one["watched_seconds"] for one in results)
+    facts["other_cores"] = max(0.0, sum(one["other_seconds"] for one in results) / watched) if counted else None
+    return facts
+
+
+def _round(folder: Path, name: str, codecs: Sequence[str], found: dict[str, list[dict[str, Any]]]) -> None:
+    def take(label: str, task: str, **arguments: str) -> None:
+        found[label].append(run_task(task, case=name, **arguments))
+
+    r1, raw = str(folder / "r1"), str(folder / "raw.safetensors")
+    take("r1 save", "r1_save", path=r1)
+    take("raw save", "raw_save", path=raw)
+    for codec in codecs:
+        take(f"put {codec}", "put", store=str(folder / codec), codec=codec)
+    take("r1 load", "r1_load", path=r1)
+    take("raw load", "raw_load", path=raw)
+    for codec in codecs:
         for read in ("first", "later"):
-            found[f"load {codec}, {read}"].append(run_task("load", case=name, store=str(folder / codec)))
+            take(f"load {codec}, {read}", "load", store=str(folder / codec))
 
 
 def print_table(result: dict[str, Any]) -> None:
     """Each task against R1's side of the same work."""
     tasks = result["tasks"]
-    others = result["other_cores"]
-    noise = "unknown" if others is None else f"{others:.2f} cores"
-    print(f"\n{result['case']}: medians of {result['rounds']} rounds; others took {noise}")
-    print(f"{'task':22}{'ms':>9}{'R1 / this':>11}{'peak MB':>9}{'ratio':>8}{'size / R1':>11}")
+    print(f"\n{result['case']}: medians of {result['rounds']} rounds")
+    print(f"{'task':22}{'ms':>9}{'R1 / this':>11}{'peak MB':>9}{'others':>8}{'ratio':>8}{'size / R1':>11}")
     for task, facts in tasks.items():
         side = "r1 save" if "save" in task or "put" in task else "r1 load"
         size = ""
         if "stored_bytes" in facts:
             ratio = facts["raw_bytes"] / facts["stored_bytes"]
             size = f"{ratio:>8.3f}{facts['stored_bytes'] / tasks['r1 save']['stored_bytes']:>11.3f}"
+        others = "?" if facts["other_cores"] is None else f"{facts['other_cores']:.2f}"
         speed = tasks[side]["seconds"] / facts["seconds"]
-        print(f"{task:22}{facts['seconds'] * 1e3:>9.1f}{speed:>11.2f}{facts['peak_bytes'] / 1e6:>9.1f}{size}")
+        print(
+            f"{task:22}{facts['seconds'] * 1e3:>9.1f}{speed:>11.2f}{facts['peak_bytes'] / 1e6:>9.1f}{others:>8}{size}"
+        )

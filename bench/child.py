@@ -19,7 +19,7 @@ from typing import Any, Final, Self
 
 from bench import r1, synthetic
 from bench.cases import Case, case
-from bench.machine import Others
+from bench.machine import Others, wait_until_quiet
 
 __all__ = ["TASKS", "run_task"]
 
@@ -37,9 +37,10 @@ def run_task(name: str, **arguments: Any) -> dict[str, Any]:
 
 
 class Meter:
-    """Seconds and memory of a piece of work."""
+    """Seconds and memory of a piece of work, which begins when others have ended theirs or the wait for it is over."""
 
     def __enter__(self) -> Self:
+        wait_until_quiet()
         if _CLEAR_REFS.exists():
             _CLEAR_REFS.write_text("5")
         self._before = _resident("VmRSS")
@@ -55,8 +56,11 @@ class Meter:
 
     def facts(self, **more: Any) -> dict[str, Any]:
         """What was measured, and more."""
-        others = -1.0 if self._others.cores is None else self._others.cores
-        return {"seconds": self.seconds, "peak_bytes": self.peak_bytes, "other_cores": others, **more}
+        return {"seconds": self.seconds, "peak_bytes": self.peak_bytes, **_other_facts(self._others), **more}
+
+
+def _other_facts(others: Others) -> dict[str, Any]:
+    return {"watched_seconds": others.wall, "other_seconds": others.seconds}
 
 
 def _resident(field: str) -> int:
@@ -143,9 +147,9 @@ def load(found: Case, store: str, verification: Any = "auto") -> dict[str, Any]:
 
 
 def overhead(found: Case, store: str, rounds: int = 7) -> dict[str, Any]:
-    """What a load takes beyond the codec: the same objects decoded into the same arrays, already open and checked.
+    """What a match and a load take beyond the codec: the same objects decoded into the same arrays.
 
-    Both in turns, in one process; medians.
+    For the codec's side they are open and checked already. Both in turns, in one process; medians.
     """
     import kvstore
     from kvstore.runtime.lazy import open_model
@@ -162,14 +166,19 @@ def overhead(found: Case, store: str, rounds: int = 7) -> dict[str, Any]:
             for ref in manifest.payloads()
         })  # fmt: skip
         plan = plan_restore(manifest, hit.token_count, bound, options=found.options())
-        for _ in range(rounds):
-            began = time.perf_counter()
-            opened.load(hit, into=bound, remember=False)
-            times["load"].append(time.perf_counter() - began)
-            began = time.perf_counter()
-            fill(ready, plan)
-            times["codec"].append(time.perf_counter() - began)
-    return {f"{name}_seconds": statistics.median(taken) for name, taken in times.items()}
+        wait_until_quiet()
+        with Others() as others:
+            for _ in range(rounds):
+                began = time.perf_counter()
+                hit = opened.match([*ids, 0], model=bound, options=found.options())
+                opened.load(hit, into=bound, remember=False)
+                times["load"].append(time.perf_counter() - began)
+                began = time.perf_counter()
+                fill(ready, plan)
+                times["codec"].append(time.perf_counter() - began)
+    return {
+        **{f"{name}_seconds": statistics.median(taken) for name, taken in times.items()}, **_other_facts(others),
+    }  # fmt: skip
 
 
 class _Ready:
@@ -183,31 +192,42 @@ class _Ready:
 
 
 def small(found: Case, store: str, count: int) -> dict[str, Any]:
-    """Entries of one block each: put, then match and load; medians of single calls."""
+    """Entries of one block each: put, then match and load; medians of single calls.
+
+    R1 saves and loads every tenth of them to its files, in the same turns.
+    """
     import kvstore
     from kvstore.runtime.lazy import open_model
 
     bound, ids = open_model(found.model), found.ids()
     caches = [found.cache() for _ in range(2)]
-    puts, loads = [], []
-    with kvstore.Store.open(store) as opened:
-        prompts = [[number, *ids[1:]] for number in range(count)]
+    prompts = [[number, *ids[1:]] for number in range(count)]
+    taken: dict[str, list[float]] = {"put": [], "load": [], "r1_save": [], "r1_load": []}
+
+    def timed(name: str, work: Callable[..., Any], *args: Any, **options: Any) -> Any:
+        began = time.perf_counter()
+        result = work(*args, **options)
+        taken[name].append(time.perf_counter() - began)
+        return result
+
+    def restore(prompt: list[int]) -> Any:
+        return opened.load(opened.match([*prompt, 0], model=bound), into=bound)
+
+    wait_until_quiet()
+    with kvstore.Store.open(store) as opened, Others() as others:
         for number, prompt in enumerate(prompts):
-            synthetic.stamp(caches[number % 2], number)
-            began = time.perf_counter()
-            opened.put(caches[number % 2], token_ids=prompt, model=bound)
-            puts.append(time.perf_counter() - began)
-        with Others() as others:
-            for prompt in prompts:
-                began = time.perf_counter()
-                restored = opened.load(opened.match([*prompt, 0], model=bound), into=bound)
-                loads.append(time.perf_counter() - began)
-                if restored.token_count != found.tokens:
-                    raise SystemExit("a small entry was restored in part")
-    return {
-        "put_seconds": statistics.median(puts), "load_seconds": statistics.median(loads), "entries": count,
-        "other_cores": -1.0 if others.cores is None else others.cores,
-    }  # fmt: skip
+            cache = caches[number % 2]
+            synthetic.stamp(cache, number)
+            timed("put", opened.put, cache, token_ids=prompt, model=bound)
+            if number % 10 == 0:
+                timed("r1_save", r1.save, Path(f"{store}-r1-{number}"), found.arrays(cache), {})
+        for number, prompt in enumerate(prompts):
+            if timed("load", restore, prompt).token_count != found.tokens:
+                raise SystemExit("a small entry was restored in part")
+            if number % 10 == 0:
+                timed("r1_load", r1.load, Path(f"{store}-r1-{number}"))
+    medians = {f"{name}_seconds": statistics.median(times) for name, times in taken.items()}
+    return {**medians, "entries": count, **_other_facts(others)}
 
 
 TASKS: Final[dict[str, Callable[..., dict[str, Any]]]] = {
