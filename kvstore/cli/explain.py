@@ -8,12 +8,12 @@ import click
 
 from kvstore.cli.entries import short_id
 from kvstore.cli.inputs import cache_options, model_options, prompt_options, read_input, require_one_prompt
+from kvstore.cli.media import media_option, read_media
 from kvstore.cli.output import human_bytes, human_count
 from kvstore.cli.session import Session, verb
 
 if TYPE_CHECKING:
     from kvstore.runtime.chat import Divergence
-    from kvstore.runtime.identity import ModelIdentity
     from kvstore.runtime.results import Hit
     from kvstore.runtime.store import Store
 
@@ -24,6 +24,7 @@ __all__ = ["explain"]
 @model_options(required=True)
 @prompt_options
 @cache_options
+@media_option
 @click.option("--namespace", default="default", show_default=True, help="The namespace to look in.")
 @click.option("--method", metavar="NAME", help="Lossy method whose entries will do, too.")
 @click.option("--all-namespaces", is_flag=True, help="Also say what other namespaces hold.")
@@ -50,23 +51,21 @@ def explain(session: Session, **options: Any) -> None:
         ids = prompt.encode(lambda: tokenizer)
         hit = store.explain(
             ids, model=identity, options=shape, namespace=options["namespace"], method=options["method"],
-            other_namespaces=options["all_namespaces"],
+            media=read_media(options["media"], identity, len(ids)), other_namespaces=options["all_namespaces"],
         )  # fmt: skip
-        parts = _divergence(store, identity, tokenizer, ids, prompt.messages, hit)
+        parts = _divergence(store, tokenizer, ids, prompt.messages, hit)
         _report(session, store, hit, len(ids), parts)
 
 
 def _divergence(
-    store: Store, identity: ModelIdentity, tokenizer: Any, ids: list[int], messages: list[dict[str, Any]], hit: Hit
+    store: Store, tokenizer: Any, ids: list[int], messages: list[dict[str, Any]], hit: Hit
 ) -> Divergence | None:
     """Where the prompt parts from the entry that shares the most with it, if it does."""
-    if not any(reason.code == "DIVERGED" for reason in hit.reasons):
+    if hit.asked is None or not any(reason.code == "DIVERGED" for reason in hit.reasons):
         return None
-    from kvstore.format.prefix import as_token_ids
     from kvstore.runtime.chat import divergence
-    from kvstore.store.explain import Asked
 
-    near = store.entries.nearest(Asked(identity.model, hit.namespace, as_token_ids(ids)))
+    near = store.entries.nearest(hit.asked)
     if near is None:
         return None
     stored = store.entries.token_ids(store.entries.manifest(near.entry_id))

@@ -24,6 +24,7 @@ __all__ = ["get"]
               help="What kind of file.")
 @click.option("--mlx-lm-shape", "shape", type=click.Choice(["0.30", "0.31", "main-2026-08", "0.32"]),
               help="Releases of mlx_lm that shall read the file; by default the installed one.")
+@click.option("--method", metavar="NAME", help="The lossy method that made the entry, if one did.")
 @click.option("--file-codec", type=click.Choice(["none", "gzip", "zstd"]), default="none", show_default=True,
               help="Compression of a wp30-cache-2 file.")
 @click.option("--set", "settings", multiple=True, metavar="KEY=VALUE",
@@ -31,13 +32,14 @@ __all__ = ["get"]
 @click.option("--force", is_flag=True, help="Replace the file if it is there.")
 def get(
     session: Session, ref: str, model: str, adapter_path: Path | None, output: Path, form: str, shape: Any,
-    file_codec: str, settings: tuple[str, ...], force: bool,  # noqa: FBT001 - click calls by name
+    method: str | None, file_codec: str, settings: tuple[str, ...], force: bool,  # noqa: FBT001 - click calls by name
 ) -> None:  # fmt: skip
     """Write an entry as a file that mlx_lm.generate reads.
 
     REF is an entry id, at least 8 hex digits of one, or a label. The entry is checked against the
     model first; then `mlx_lm.generate --prompt-cache-file FILE` goes on from it.
-    A wp30-cache-2 file takes its metadata from the entry's annotations, and from --set.
+    A wp30-cache-2 file takes its metadata from the entry's annotations, and from --set. An entry that a
+    lossy method made is written where --method names it, so that nobody takes it for the whole state.
     """
     given = parse_settings(settings)
     if form == "mlx-lm" and (given or file_codec != "none"):
@@ -56,7 +58,7 @@ def get(
         with session.output.progress("reading", total=1, unit="bytes") as bar:
             restored = store.load(
                 entry_id, into=bound, options=options_of(manifest.layers, bound.model), namespace=manifest.namespace,
-                method=None if manifest.method is None else manifest.method.name, progress=bar.update,
+                method=method, progress=bar.update,
             )  # fmt: skip
         if form == "mlx-lm":
             # mlx_lm compares the model's name as a string, so it has to be the one that was typed.

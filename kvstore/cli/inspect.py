@@ -12,11 +12,13 @@ import click
 from kvstore import __version__
 from kvstore.cli.entries import entry_document, entry_table, model_name
 from kvstore.cli.inputs import cache_options, model_options, prompt_options, read_input, require_one_prompt
+from kvstore.cli.media import media_option, read_media
 from kvstore.cli.output import human_bytes, human_count, table
 from kvstore.cli.session import Session, verb
 from kvstore.errors import fail
 
 if TYPE_CHECKING:
+    from kvstore.format.compat import Signature
     from kvstore.format.digest import Digest
     from kvstore.format.manifest import Manifest
     from kvstore.store.entries import EntryInfo
@@ -121,12 +123,15 @@ def _show_lines(item: EntryInfo, manifest: Manifest, document: dict[str, Any]) -
 @prompt_options
 @cache_options
 @click.option("--namespace", default="default", show_default=True, help="The namespace to look in.")
+@media_option
+@click.option("--method", metavar="NAME", help="Lossy method whose entries will do, too.")
 @click.option("--fits", is_flag=True, help="Only entries that the model's own cache can hold (imports mlx_lm).")
 def match(session: Session, **options: Any) -> None:
     """Find the entry that holds the longest prefix of a prompt.
 
     Nothing is loaded and no payload is read. The last token is never restored: a model needs one to
-    evaluate. --kv-bits and --max-kv-size imply --fits. Without an entry the exit code is 3.
+    evaluate. --kv-bits and --max-kv-size imply --fits. Entries that a lossy method made are found where
+    --method names it. Without an entry the exit code is 3.
     """
     require_one_prompt("match", options)
     ids = read_input(options).encode(lambda: _tokenizer(options["model"]))
@@ -134,10 +139,13 @@ def match(session: Session, **options: Any) -> None:
     from kvstore.runtime.identity import ModelIdentity
 
     with session.open_entries(read_only=True) as store:
+        from kvstore.runtime.find import best
+        from kvstore.store.explain import Asked
+
         identity = ModelIdentity.from_path(options["model"], options["adapter_path"])
-        found = store.match(
-            identity.digest, options["namespace"], as_token_ids(ids), signature=_signature(options)
-        )
+        media = read_media(options["media"], identity, len(ids))
+        asked = Asked(identity.model, options["namespace"], as_token_ids(ids), _signature(options), media)
+        found = best(store, asked, options["method"])
         _report_match(session, store, identity.digest, found, len(ids))
 
 
@@ -147,17 +155,16 @@ def _tokenizer(model: str) -> Any:
     return load_tokenizer(model)
 
 
-def _signature(options: dict[str, Any]) -> Digest | None:
+def _signature(options: dict[str, Any]) -> Signature | None:
     """What the model's cache looks like under the options, or None where any entry will do."""
     if not (options["fits"] or options["kv_bits"] or options["max_kv_size"]):
         return None
-    from kvstore.format.compat import signature_digest
     from kvstore.runtime.probe import CacheOptions, probe_folder
 
     shape = CacheOptions(
         max_kv_size=options["max_kv_size"], kv_bits=options["kv_bits"], kv_group_size=options["kv_group_size"]
     )
-    return signature_digest(probe_folder(options["model"], shape).signature, None)
+    return probe_folder(options["model"], shape).signature
 
 
 def _report_match(session: Session, store: EntryStore, model: Digest, found: Any, count: int) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
@@ -22,7 +22,8 @@ __all__ = ["plan"]
 @verb("plan")
 @click.argument("ref", required=False)
 @model_options(required=False)
-@click.option("--token-count", type=click.IntRange(min=1), metavar="N", help="Tokens that the cache shall hold.")
+@click.option("--tokens", "--token-count", "token_count", type=click.IntRange(min=1), metavar="N",
+              help="Tokens that the cache shall hold.")
 @cache_options
 @profile_options(required=False)
 def plan(
@@ -32,12 +33,13 @@ def plan(
 ) -> None:  # fmt: skip
     """Show the buffers that a cache needs, before there is one.
 
-      kvstore plan --model M --token-count N   for a model; its weights are not read
+      kvstore plan --model M --tokens N        for a model; its weights are not read
       kvstore plan REF                         for a stored entry
       kvstore plan --profile P --config CONFIG.json --max-sequence-tokens N
                                                the document of a named profile, byte for byte
 
-    A model is only asked what its caches would be: nothing is computed and no cache is allocated.
+    A model is only asked what its caches would be: nothing is computed and no cache is allocated. Bytes per
+    token are those that one more adds while no window is full; a cache can be cut back as far as it says.
     """
     if profile is not None and ref is None and model is None:
         print_plan(session, config, max_sequence_tokens)
@@ -47,37 +49,70 @@ def plan(
     if (ref is None) == (model is None) or (model is None) != (token_count is None):
         raise fail("USAGE", "plan needs either REF, or --model and --token-count")
     if ref is not None:
-        layers, count = _of_entry(session, ref)
-    else:
-        from kvstore.runtime.probe import CacheOptions, probe_folder
+        _show(session, _of_entry(session, ref))
+        return
+    from kvstore.runtime.probe import CacheOptions, probe_folder
 
-        assert model is not None and token_count is not None  # noqa: PT018, S101 - proved above
-        options = CacheOptions(max_kv_size=max_kv_size, kv_bits=kv_bits, kv_group_size=kv_group_size)
-        layers, count = probe_folder(model, options).layers_at(token_count), token_count
-    _show(session, layers, count)
+    assert model is not None and token_count is not None  # noqa: PT018, S101 - proved above
+    found = probe_folder(
+        model, CacheOptions(max_kv_size=max_kv_size, kv_bits=kv_bits, kv_group_size=kv_group_size)
+    )
+    _show(session, _Planned(
+        found.layers_at(token_count), token_count, found.lowest_cut(token_count), found.bytes_per_token,
+    ))  # fmt: skip
 
 
-def _of_entry(session: Session, ref: str) -> tuple[tuple[LayerRecord, ...], int]:
+class _Planned(NamedTuple):
+    """What is shown: an entry says nothing of the bytes that another token would take."""
+
+    layers: tuple[LayerRecord, ...]
+    token_count: int
+    lowest_cut: int
+    bytes_per_token: int | None
+
+
+def _of_entry(session: Session, ref: str) -> _Planned:
     with session.open_entries(read_only=True) as store:
         manifest = store.manifest(store.resolve(ref))
-        return manifest.layers, manifest.token_count
+        return _Planned(manifest.layers, manifest.token_count, manifest.lowest_cut, None)
 
 
-def _show(session: Session, layers: tuple[LayerRecord, ...], count: int) -> None:
+def _show(session: Session, planned: _Planned) -> None:
     from kvstore.format.layout import layout_of
 
+    layers, count, low, per_token = planned
     layout = layout_of(layers, count)
-    kinds = layer_kinds(layers)
-    rows = [
-        (kind, str(item["layers"]), human_bytes(item["bytes"])) for kind, item in sorted(kinds.items())
-    ]  # fmt: skip
     size = f"{human_bytes(layout.total_bytes)} ({layout.total_bytes} bytes)"
+    each = "" if per_token is None else f", {per_token} bytes for each token"
     lines = [
-        f"{human_count(count, 'token')}, {human_count(len(layout.buffers), 'buffer')}, {size}",
-        *table(("KIND", "LAYERS", "BYTES"), rows, right=(1, 2)),
+        f"{human_count(count, 'token')}, {human_count(len(layout.buffers), 'buffer')}, {size}{each}",
+        "cannot be cut back" if low >= count else f"can be cut back to {human_count(max(low, 1), 'token')} or more",
+        *table(("KIND", "ROLE", "BUFFERS", "SHAPE", "DTYPE", "BYTES"), _buffer_rows(layers), right=(2, 5)),
         f"layout {layout.digest}",
     ]
-    session.output.result("plan", {"kinds": kinds, "layout": layout.to_json()}, lines)
+    document = {
+        "bytes_per_token": per_token, "kinds": layer_kinds(layers), "layout": layout.to_json(),
+        "lowest_cut": min(low, count),
+    }  # fmt: skip
+    session.output.result("plan", document, lines)
+
+
+def _buffer_rows(layers: tuple[LayerRecord, ...]) -> list[tuple[str, ...]]:
+    """Buffers that are alike in one row each, in the order in which they first come."""
+    from kvstore.format.layers import leaves
+    from kvstore.format.layout import layout_of
+
+    found: dict[tuple[str, str, str, str], tuple[int, int]] = {}
+    for _, leaf in leaves(layers):
+        for buffer in layout_of((leaf,), 1).buffers:
+            shape = "x".join(map(str, buffer.shape))
+            alike = leaf.kind, buffer.role.partition(".")[2] or buffer.role, shape, buffer.dtype
+            number, size = found.get(alike, (0, 0))
+            found[alike] = number + 1, size + buffer.byte_len
+    return [
+        (kind, role, str(number), shape, dtype, human_bytes(size))
+        for (kind, role, shape, dtype), (number, size) in found.items()
+    ]  # fmt: skip
 
 
 def layer_kinds(layers: tuple[LayerRecord, ...]) -> dict[str, dict[str, Any]]:

@@ -17,6 +17,7 @@ from kvstore.cli.inputs import (
     require_one_prompt,
     write_file,
 )
+from kvstore.cli.media import media_option, read_media
 from kvstore.cli.output import human_bytes, human_count
 from kvstore.cli.session import Session, verb
 from kvstore.cli.wp30 import show, take_in
@@ -37,6 +38,7 @@ __all__ = ["put"]
 @model_options(required=False)
 @prompt_options
 @cache_options
+@media_option
 @click.option("--quantized-kv-start", type=click.IntRange(min=0), default=0, show_default=True, metavar="N",
               help="Token after which the KV cache is quantized.")
 @click.option("--prefill-step-size", type=click.IntRange(min=1), metavar="N", help="Tokens for each evaluation.")
@@ -64,6 +66,7 @@ def put(session: Session, file: Path | None, **options: Any) -> None:
     The entry's id is printed. Putting the same prompt again reads it again, gives the same id and writes
     nothing; with --if-covered skip it is not read either.
     An mlx-lm file says nothing of weights and tokens: --model and --tokens must be those that made it.
+    Where tokens stand for images or sounds, --media must say for which; then only a file can be taken in.
     A wp30-cache-2 file has the tokens' hash, and names the lossy method that made it, if one did.
     """  # fmt: skip
     if options["inspect_only"]:
@@ -74,6 +77,11 @@ def put(session: Session, file: Path | None, **options: Any) -> None:
     if file is not None and not options["tokens"]:
         raise fail("USAGE", "put FILE needs --tokens: the ids that the cache was computed from")
     require_one_prompt("put", options)
+    if file is None and options["media"]:
+        raise fail(
+            "USAGE", "put --media needs FILE: kvstore prefills text alone",
+            fix="Compute the cache in a program that reads the media, save it with mlx-lm, and put that file.",
+        )  # fmt: skip
     if file is None:
         _prefill_and_put(session, options)
     else:
@@ -166,13 +174,14 @@ def _import(session: Session, file: Path, options: dict[str, Any]) -> None:
             if writer not in (None, options["model"]):
                 session.output.say(f"note: {file.name} says that its model is {writer!r}")
             cache, more = found.cache, {}
-        receipt, created = _put(session, store, cache, ids, identity, options, **more)
+        media = read_media(options["media"], identity, len(ids))
+        receipt, created = _put(session, store, cache, ids, identity, options, media=media, **more)
     _report(session, receipt, options, created=created)
 
 
 def _inspect(session: Session, file: Path | None, options: dict[str, Any]) -> None:
     """A look has no use for a model or for tokens, and must not seem to have checked them."""
-    others = ("model", "adapter_path", "prompt", "tokens", "messages", "label")
+    others = ("model", "adapter_path", "prompt", "tokens", "messages", "media", "label")
     if file is None or any(options[name] for name in others):
         raise fail("USAGE", "put --inspect-only takes a FILE and nothing else")
     show(session, file)

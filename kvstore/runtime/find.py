@@ -25,12 +25,23 @@ from kvstore.store.explain import Asked
 from kvstore.store.match import Found
 from kvstore.store.rates import Rates, Worth
 
-__all__ = ["covering_receipt", "find", "in_full", "reads_of", "worth_of"]
+__all__ = ["best", "covering_receipt", "find", "in_full", "reads_of", "worth_of"]
+
+
+def best(entries: EntryStore, asked: Asked, method: str | None, *, limit: int | None = None) -> Found:
+    """The entry that restores the most, lossless or made by ``method``; of equals the lossless one.
+
+    Args:
+        limit: Tokens at most; by default all but the last.
+    """
+    # Under a lossy method the signature is another, so both are asked for.
+    methods: Sequence[str | None] = (None,) if method is None else (None, method)
+    return max((_ask(entries, asked, name, limit) for name in methods), key=lambda found: found.token_count)
 
 
 def find(entries: EntryStore, asked: Asked, *, options: CacheOptions, method: str | None) -> Hit:
-    """The entry that restores the most, lossless or made by ``method``."""
-    found = _best(entries, asked, method, limit=None)
+    """:func:`best`, as the hit that a load goes by."""
+    found = best(entries, asked, method)
     entry_id, tokens = found.entry_id, found.token_count
     measure = None if entry_id is None else partial(reads_of, entries, entry_id, tokens)
     judge = partial(worth_of, entries, asked.model.digest, tokens=tokens)
@@ -51,7 +62,7 @@ def covering_receipt(
 
     A label or an annotation is about a position, so with one the entry must end there, and gets it.
     """
-    found = _best(entries, asked, None if method is None else method.name, limit=int(asked.ids.size))
+    found = best(entries, asked, None if method is None else method.name, limit=int(asked.ids.size))
     if found.entry_id is None or found.token_count < asked.ids.size:
         return None
     manifest = entries.manifest(found.entry_id)
@@ -83,12 +94,6 @@ def reads_of(entries: EntryStore, entry_id: Digest, tokens: int) -> Reads:
 def worth_of(entries: EntryStore, model: Digest, reads: Reads, *, tokens: int) -> Worth | None:
     """What restoring saves on this machine, or None where that was not measured."""
     return Rates().worth(entries.store_id, model, payload_bytes=reads.payload_bytes, tokens=tokens)
-
-
-def _best(entries: EntryStore, asked: Asked, method: str | None, *, limit: int | None) -> Found:
-    """Under a lossy method the signature is another, so both are asked for; of equals the lossless one."""
-    methods: Sequence[str | None] = (None,) if method is None else (None, method)
-    return max((_ask(entries, asked, name, limit) for name in methods), key=lambda found: found.token_count)
 
 
 def _ask(entries: EntryStore, asked: Asked, method: str | None, limit: int | None) -> Found:

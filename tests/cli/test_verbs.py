@@ -108,7 +108,7 @@ def test_put_refuses_a_file_with_other_token_ids(kv: Run, model: Path, tmp_path:
         (["put", "FILE", "--inspect-only"], "CACHE_FILE_INVALID"),
         (["import", "FILE"], "USAGE"),
         (["plan", "--profile", PROFILE, "--max-sequence-tokens", "4", "--config", "FILE"], "USAGE"),
-        (["plan", "--model", "FILE", "--token-count", "4"], "MODEL_FOLDER_INVALID"),
+        (["plan", "--model", "FILE", "--tokens", "4"], "MODEL_FOLDER_INVALID"),
     ],
     ids=["put", "inspect", "import", "config", "model"],
 )
@@ -313,21 +313,36 @@ def test_show_of_nothing(filled: Run, ref: str, code: int) -> None:
 
 
 def test_plan_of_a_model_is_the_layout_of_its_entries(filled: Run, model: Path) -> None:
-    from_model = filled("plan", "--model", model, "--token-count", "300", "--json").document
+    from_model = filled("plan", "--model", model, "--tokens", "300", "--json").document
     from_entry = filled("plan", "long", "--json").document
-    assert from_model == from_entry
+    assert {**from_model, "bytes_per_token": None} == from_entry
     assert from_model["layout"]["layout_digest"] == filled("show", "long", "--json").document["layout_digest"]
+
+
+def test_plan_says_what_a_token_takes_and_where_it_can_be_cut(kv: Run, model: Path, models: Path) -> None:
+    plain = kv("plan", "--model", model, "--tokens", "300", "--json").document
+    assert (plain["bytes_per_token"] * 300, plain["lowest_cut"]) == (plain["layout"]["total_bytes"], 0)
+    windowed = real_folder(models / "windowed-for-plan", CONFIGS["qwen3"])
+    asked = ["plan", "--model", windowed, "--max-kv-size", "64", "--tokens", "300"]
+    document = kv(*asked, "--json").document
+    assert document["bytes_per_token"] * 64 == document["layout"]["total_bytes"]
+    assert document["lowest_cut"] == 300
+    text = kv(*asked).out
+    assert f"{document['bytes_per_token']} bytes for each token\ncannot be cut back\n" in text
+    (row,) = (line.split() for line in text.splitlines() if line.startswith("kv-rotating") and " k " in line)
+    assert row[2:5] == ["4", "1x2x64x32", "F32"]
+    assert "can be cut back to 1 token or more" in kv("plan", "--model", model, "--tokens", "300").out
 
 
 def test_plan_of_a_quantized_cache_is_smaller(filled: Run, model: Path) -> None:
     plain, small = (
-        filled("plan", "--model", model, "--token-count", "300", *more, "--json").document["layout"]["total_bytes"]
+        filled("plan", "--model", model, "--tokens", "300", *more, "--json").document["layout"]["total_bytes"]
         for more in ([], ["--kv-bits", "4", "--kv-group-size", "32"])
     )
     assert small < plain / 3
 
 
-@pytest.mark.parametrize("args", [[], ["long", "--model", "m"], ["--model", "m"], ["--token-count", "3"]], ids=" ".join)
+@pytest.mark.parametrize("args", [[], ["long", "--model", "m"], ["--model", "m"], ["--tokens", "3"]], ids=" ".join)
 def test_plan_must_be_told_one_thing(filled: Run, args: list[str]) -> None:
     assert filled("plan", *args).code == 2
 

@@ -75,6 +75,24 @@ def test_a_thinned_cache_keeps_its_method(
     assert (ran.code, ran.document["error"]["code"]) == (4, "METHOD_MISSING")
 
 
+def test_an_entry_of_a_lossy_method_is_found_where_the_method_is_named(
+    kv: Run, model: Path, ids: Path, tmp_path: Path, caches: dict[str, list[Layer]]
+) -> None:
+    file = file_of(tmp_path / "cache.bin", caches["thin"], method_id="thirds")
+    entry = kv("put", file, "--model", model, "--tokens", ids, "--json").document["entry_id"]
+    longer = tmp_path / "longer.json"
+    longer.write_text(json.dumps([*IDS, 7]))
+    for fits in ([], ["--fits"]):
+        asked = ["match", "--model", model, "--tokens", longer, *fits, "--json"]
+        for other in ([], ["--method", "halves"]):
+            ran = kv(*asked, *other)
+            assert (ran.code, ran.document["error"]["code"]) == (3, "NO_PREFIX")
+        found = kv(*asked, "--method", "thirds").document
+        assert (found["entry_id"], found["token_count"]) == (entry, 40)
+    explained = kv("explain", "--model", model, "--tokens", longer, "--method", "thirds", "--json").document
+    assert explained["entry_id"] == entry
+
+
 def test_from_file_to_file(
     kv: Run, model: Path, ids: Path, tmp_path: Path, caches: dict[str, list[Layer]]
 ) -> None:
@@ -83,7 +101,12 @@ def test_from_file_to_file(
         file = file_of(tmp_path / f"{name}.in", caches[name], codec, **facts)
         entry = kv("put", file, "--model", model, "--tokens", ids, "--json").document["entry_id"]
         out = tmp_path / f"{name}.out"
-        ran = kv("get", entry, "--model", model, "-o", out, "--format", "wp30-cache-2", "--file-codec", codec, "--json")
+        get = ["get", entry, "--model", model, "-o", out, "--format", "wp30-cache-2", "--file-codec", codec, "--json"]
+        if name == "thin":
+            refused = kv(*get)
+            assert (refused.code, refused.document["error"]["code"]) == (6, "METHOD_MISMATCH")
+            get += ["--method", "thirds"]
+        ran = kv(*get)
         assert ran.code == 0, ran.err
         theirs = reference.deserialize(reference.unpack(file.read_bytes(), codec))
         ours = reference.deserialize(reference.unpack(out.read_bytes(), codec))
