@@ -9,7 +9,15 @@ MODEL ?=
 PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11 python3.14; do \
 	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)
 
-.PHONY: demo test check bench setup clean
+# The older release of mlx-lm that kvstore also works with, in an environment of its own, and what is tested there:
+# whatever knows of caches, models and prompt-cache files.
+OLDER := 0.31.3
+OLDER_VENV := .venvs/mlx-lm-$(OLDER)
+OLDER_TESTS := tests/older_mlx_lm tests/cli/test_generate.py tests/cli/test_verbs.py tests/cli/test_wp30.py \
+	$(patsubst %,tests/runtime/test_%.py,batch binding capture kinds kinds_refused lazy longest pairs prefill \
+	probe prompt_file prompt_shapes sparse store)
+
+.PHONY: demo test test-older check bench setup clean
 
 setup: $(VENV)/.ready
 
@@ -24,8 +32,19 @@ $(VENV)/.ready: pyproject.toml
 demo: setup
 	$(BIN)/python examples/demo.py $(if $(MODEL),--model '$(MODEL)')
 
+# Without arguments for pytest, with the older release, too.
 test: setup
 	$(BIN)/python -m pytest $(PYTEST_ARGS)
+	$(if $(PYTEST_ARGS),,$(MAKE) test-older)
+
+test-older: setup $(OLDER_VENV)/.ready
+	$(OLDER_VENV)/bin/python -m pytest -p no:cacheprovider $(OLDER_TESTS)
+
+$(OLDER_VENV)/.ready: pyproject.toml | $(VENV)/.ready
+	@echo "setting up $(OLDER_VENV); this takes a minute"
+	@test -x $(OLDER_VENV)/bin/python || $(BIN)/python -m venv $(OLDER_VENV)
+	$(OLDER_VENV)/bin/python -m pip install --quiet --editable '.[test]' 'mlx-lm==$(OLDER)'
+	@touch $@
 
 check: setup
 	$(BIN)/ruff check .
@@ -35,4 +54,4 @@ bench: setup
 	$(BIN)/python -m bench $(BENCH_ARGS)
 
 clean:
-	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) .venvs build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -1,0 +1,48 @@
+"""A family for each make-up of caches that the older release has, proved as with the newer one."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from kvstore.errors import KVStoreError
+from kvstore.runtime.probe import probe_config
+from tests.families.base import Family
+from tests.families.proof import prove
+from tests.families.tables import FAMILIES
+from tests.releases import CHUNK
+
+pytestmark = pytest.mark.usefixtures("plain_kernels", "own_cache")
+
+MAKE_UPS = (
+    "llama", "gemma3_text", "llama4", "deepseek_v32", "longcat_flash_ngram", "mamba2", "rwkv7", "qwen3_next",
+    "kimi_linear", "falcon_h1", "recurrent_gemma", "baichuan_m1", "nemotron-nas", "qwen3, 4 bits", "qwen3, window",
+    "qwen3, concatenated", "qwen3, thinned", "qwen3, thinned, 4 bits",
+)  # fmt: skip
+LATER = (
+    "bailing_hybrid", "bailing_moe_v3", "deepseek_v41", "gear", "gptj", "kimi_k3", "laguna", "mellum", "minimax_m3_vl",
+    "mistral4", "muse_glimmer", "nanbeige", "olmo_hybrid", "plamo3", "prism_hadamard_qwen35", "spark2_5", "talkie",
+)  # fmt: skip
+"""Models that came with a later release."""
+
+
+def with_chunks(family: Family) -> Family:
+    """The family with chunks that the older release can handle."""
+    text = family.changes.get("text_config", {})
+    if "attention_chunk_size" not in text:
+        return family
+    return replace(family, changes={**family.changes, "text_config": {**text, "attention_chunk_size": CHUNK}})
+
+
+@pytest.mark.parametrize("name", MAKE_UPS)
+def test_a_family_goes_on_as_if_never_saved(models: Path, name: str) -> None:
+    assert prove(with_chunks(FAMILIES[name]), models).restores >= 4
+
+
+@pytest.mark.parametrize("name", LATER)
+def test_a_model_of_a_later_release_is_refused(name: str) -> None:
+    with pytest.raises(KVStoreError) as refused:
+        probe_config(FAMILIES[name].config)
+    assert refused.value.code == "MODEL_FOLDER_INVALID"
