@@ -12,18 +12,18 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from kvstore.runtime.batch import extract_sequence
-    from kvstore.runtime.pairs import PairHit, RestoredPair, load_pair, match_pair, put_pair
+    from kvstore.runtime.pairs import PairHit, RestoredPair, load_pair, match_pair, pair_of, put_pair
     from kvstore.runtime.registry import KindHandler, Placement, Source, register_kind
     from kvstore.runtime.sparse import SparseKVCache, SparseQuantizedKVCache, drop_positions
 
 __all__ = [
     "KindHandler", "PairHit", "Placement", "RestoredPair", "Source", "SparseKVCache", "SparseQuantizedKVCache",
-    "drop_positions", "extract_sequence", "load_pair", "match_pair", "put_pair", "register_kind",
+    "drop_positions", "extract_sequence", "load_pair", "match_pair", "pair_of", "put_pair", "register_kind",
 ]  # fmt: skip
 
 _HOMES = {
     "batch": ("extract_sequence",),
-    "pairs": ("PairHit", "RestoredPair", "load_pair", "match_pair", "put_pair"),
+    "pairs": ("PairHit", "RestoredPair", "load_pair", "match_pair", "pair_of", "put_pair"),
     "registry": ("KindHandler", "Placement", "Source", "register_kind"),
     "sparse": ("SparseKVCache", "SparseQuantizedKVCache", "drop_positions"),
 }

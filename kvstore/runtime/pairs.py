@@ -1,9 +1,9 @@
 """A model's caches and those of its draft model, as two entries that belong together.
 
 mlx_lm's server keeps both in one list, the main model's first. Each is an entry of its
-own model; an annotation on each names the other, its *companion*, and the main entry's
-write receipt holds that too. A pair is found and restored whole, at one position, or not
-at all: a draft model without its cache would have to read everything again.
+own model; an annotation on each names the other, its *companion*, and so does the write
+receipt of each. A pair is found and restored whole, at one position, or not at all: a
+draft model without its cache would have to read everything again.
 """
 
 from __future__ import annotations
@@ -15,16 +15,23 @@ from typing import Any, Final
 from kvstore.errors import KVStoreError, fail
 from kvstore.format.digest import Digest
 from kvstore.format.json import Json
-from kvstore.format.layers import leaves
+from kvstore.format.layers import LayerRecord, leaves
 from kvstore.format.prefix import DEFAULT_NAMESPACE, TokenIds, as_token_ids
 from kvstore.format.receipt import Receipt
-from kvstore.runtime.binding import BoundModel
+from kvstore.runtime.binding import BoundModel, identity_of
+from kvstore.runtime.capture import capture
+from kvstore.runtime.fit import require_fit
+from kvstore.runtime.identity import ModelIdentity
 from kvstore.runtime.kinds import describe
-from kvstore.runtime.probe import CacheOptions, make_cache
+from kvstore.runtime.lazy import options_of
+from kvstore.runtime.probe import CacheOptions, probe, probe_folder
 from kvstore.runtime.results import Hit, Restored
 from kvstore.runtime.store import Store
 
-__all__ = ["DRAFT_NOTE", "MAIN_NOTE", "PairHit", "RestoredPair", "load_pair", "match_pair", "put_pair"]
+__all__ = [
+    "DRAFT_NOTE", "MAIN_NOTE", "PairHit", "RestoredPair", "load_pair", "match_pair",
+    "pair_of", "put_pair",
+]  # fmt: skip
 
 DRAFT_NOTE: Final = "companion.draft"
 """Annotation of a main entry: the entry id of its draft model's."""
@@ -69,12 +76,14 @@ class RestoredPair:
 
 
 def put_pair(
-    store: Store, cache: Sequence[Any], *, token_ids: Sequence[int] | TokenIds, model: BoundModel, draft: BoundModel,
-    label: str | None = None, annotations: Mapping[str, Json] | None = None, **options: Any,
+    store: Store, cache: Sequence[Any], *, token_ids: Sequence[int] | TokenIds, model: BoundModel | ModelIdentity,
+    draft: BoundModel | ModelIdentity, label: str | None = None, annotations: Mapping[str, Json] | None = None,
+    **options: Any,
 ) -> tuple[Receipt, Receipt]:  # fmt: skip
     """Store both models' caches, each as an entry that names the other.
 
     A draft model may be some tokens behind, as speculation leaves it: its entry is that of the ids which it has read.
+    Stopped between the two, it leaves the main entry alone, which is no pair; the next call completes it.
 
     Args:
         cache: One list, the main model's caches first.
@@ -89,27 +98,28 @@ def put_pair(
         InvalidError: CACHE_INCONSISTENT where the list is not as long as what both models make; as :meth:`Store.put`.
         KVStoreError: as :meth:`Store.put`.
     """
-    ids, count = as_token_ids(token_ids), len(make_cache(model.model))
-    total = count + len(make_cache(draft.model))
-    if len(cache) != total:
+    ids, count, made = as_token_ids(token_ids), len(_own_layers(model)), _own_layers(draft)
+    if len(cache) != count + len(made):
         raise fail(
-            "CACHE_INCONSISTENT", "caches of a model and its draft model", expected=f"{count} + {total - count}",
+            "CACHE_INCONSISTENT", "caches of a model and its draft model", expected=f"{count} + {len(made)}",
             found=len(cache), fix="Pass one list, the main model's caches first.",
         )  # fmt: skip
     main, behind = cache[:count], cache[count:]
     read = ids[: _tokens_of(behind, int(ids.size))]
-    # The draft model's first: once the main entry can be found, what it names is there.
-    second = store.put(behind, token_ids=read, model=draft, **options)
-    notes = {**(annotations or {}), DRAFT_NOTE: second.subject}
+    require_fit(describe(behind), made)
+    # Each receipt names the other's entry, so one id has to be known before its entry is there: the draft model's,
+    # whose cache is the small one, is worked out twice.
+    identity, namespace = identity_of(draft), options.get("namespace", DEFAULT_NAMESPACE)
+    named = capture(behind, read, identity, namespace=namespace, cancelled=options.get("cancelled")).manifest.entry_id
+    notes = {**(annotations or {}), DRAFT_NOTE: named}
     first = store.put(main, token_ids=ids, model=model, label=label, annotations=notes, **options)
-    store.entries.annotate(first.subject, {DRAFT_NOTE: second.subject})
-    store.entries.annotate(second.subject, {MAIN_NOTE: first.subject})
+    second = store.put(behind, token_ids=read, model=draft, annotations={MAIN_NOTE: first.subject}, **options)
     return first, second
 
 
 def match_pair(
-    store: Store, token_ids: Sequence[int] | TokenIds, *, model: BoundModel, draft: BoundModel,
-    options: CacheOptions | None = None, namespace: str = DEFAULT_NAMESPACE,
+    store: Store, token_ids: Sequence[int] | TokenIds, *, model: BoundModel | ModelIdentity,
+    draft: BoundModel | ModelIdentity, options: CacheOptions | None = None, namespace: str = DEFAULT_NAMESPACE,
 ) -> PairHit:  # fmt: skip
     """Find the pair that restores the most of these ids, or nothing.
 
@@ -120,6 +130,36 @@ def match_pair(
     main = store.match(ids, model=model, options=options, namespace=namespace)
     behind = store.match(ids, model=draft, options=options, namespace=namespace)
     return max(_pairs(store, main, behind), key=lambda pair: pair.token_count, default=PairHit(main, behind, 0))
+
+
+def pair_of(store: Store, ref: str, *, into: BoundModel, draft_into: BoundModel) -> PairHit:
+    """The pair of a main entry that is named, at the last position that both can be restored at.
+
+    Args:
+        ref: The main entry's id, prefix of an id, or label.
+
+    Returns:
+        Hits that :func:`load_pair` takes, each with its entry's own quantization and window.
+
+    Raises:
+        NotFoundError: NOT_FOUND; NO_PREFIX where the entry has no companion here, or none at a common position.
+        UsageError: REF_AMBIGUOUS.
+    """
+    main = store.entries.resolve(ref)
+    draft = _companion(store, main, DRAFT_NOTE)
+    manifests = [] if draft is None else [store.entries.manifest(entry_id) for entry_id in (main, draft)]
+    tokens = min((manifest.token_count for manifest in manifests), default=0)
+    if not tokens or not all(manifest.can_cut(tokens) for manifest in manifests):
+        raise fail(
+            "NO_PREFIX", f"{ref} has no cache of a draft model beside it at one position", expected="a whole pair",
+            found="a main entry alone" if draft is None else "entries of other positions",
+            fix="Put both again, or load the entry alone.",
+        )  # fmt: skip
+    hits = [
+        Hit(manifest.entry_id, tokens, tokens, (), manifest.namespace, options_of(manifest.layers, model.model))
+        for manifest, model in zip(manifests, (into, draft_into), strict=True)
+    ]
+    return PairHit(hits[0], hits[1], tokens)
 
 
 def load_pair(
@@ -143,7 +183,7 @@ def load_pair(
 def _pairs(store: Store, main: Hit, draft: Hit) -> Iterator[PairHit]:
     """The pairs that the two models' own best hits belong to, where both can be restored at one position."""
     for hit, note in ((main, DRAFT_NOTE), (draft, MAIN_NOTE)):
-        other = _companion(store, hit, note)
+        other = None if hit.entry_id is None else _companion(store, hit.entry_id, note)
         if other is None or hit.entry_id is None:
             continue
         ids = (hit.entry_id, other) if note == DRAFT_NOTE else (other, hit.entry_id)
@@ -160,11 +200,14 @@ def _pairs(store: Store, main: Hit, draft: Hit) -> Iterator[PairHit]:
             yield PairHit(both[0], both[1], tokens)
 
 
-def _companion(store: Store, hit: Hit, note: str) -> Digest | None:
-    """The entry that a hit's entry names, where it is there."""
-    if hit.entry_id is None:
-        return None
-    named = store.entries.info(hit.entry_id).annotations.get(note)
+def _own_layers(model: BoundModel | ModelIdentity) -> tuple[LayerRecord, ...]:
+    """One record for each cache that a model makes, which may be more or fewer than its layers."""
+    return (probe(model) if isinstance(model, BoundModel) else probe_folder(model.path)).layers
+
+
+def _companion(store: Store, entry_id: Digest, note: str) -> Digest | None:
+    """The entry that an entry names, where it is there."""
+    named = store.entries.info(entry_id).annotations.get(note)
     try:
         return None if named is None else store.entries.resolve(str(named))
     except KVStoreError:
