@@ -20,7 +20,7 @@ import pytest
 from mlx.utils import tree_flatten, tree_unflatten
 
 from kvstore.errors import IncompatibleError, InvalidError, UsageError
-from kvstore.runtime.binding import BoundModel, bind, identity_of, load_model, require_bound
+from kvstore.runtime.binding import BoundModel, _parameters, bind, identity_of, load_model, require_bound
 from kvstore.runtime.identity import ModelIdentity
 from tests.families.folders import family_folder
 from tests.families.tables import FAMILIES
@@ -394,3 +394,12 @@ def test_a_small_model_in_another_dtype_is_another(tmp_path: Path) -> None:
     with pytest.raises(IncompatibleError) as error:
         require_bound(bound)
     assert error.value.code == "BINDING_MISMATCH"
+
+
+@pytest.mark.parametrize("name", ["llama", "gemma3n", "mamba2", "deepseek_v3"])
+def test_parameters_are_those_that_mlx_names(name: str, tmp_path: Path) -> None:
+    model = live(family_folder(tmp_path, FAMILIES[name]))
+    expected = tree_flatten(model.parameters())
+    found = list(_parameters(model).items())
+    assert [key for key, _ in found] == [key for key, _ in expected]
+    assert all(array is there for (_, array), (_, there) in zip(found, expected, strict=True))
