@@ -33,7 +33,8 @@ longer than its windows ({window} tokens), and one of {short}; its cache is put 
 single tokens later; it then goes on greedily. From every entry other caches are restored, through the files of a
 store, and read the same tokens. Their logits are equal *to the last bit*, {greedy} tokens on. Then the entry is cut
 where it says that it can be, and proved again; one token before its lowest cut it must refuse. Entries of 1, 2 and 5
-tokens are proved too.
+tokens are proved too. Each prompt is prefilled and put as a user would, and asked for again: a hit on all of it but the
+last token, in every family.
 
 *Cut points* say where an entry can be restored beside its own token count: *any*, *n back* (at most), or *none*. A full
 ring that is taken one token back at the end of a prompt read in one piece is compared within rounding, since no run

@@ -27,7 +27,8 @@ from kvstore.format.layout import layout_of
 from kvstore.format.manifest import Manifest, MethodRecord
 from kvstore.runtime.binding import BoundModel
 from kvstore.runtime.kinds import objects
-from kvstore.runtime.probe import make_cache
+from kvstore.runtime.prefill import default_step
+from kvstore.runtime.probe import make_cache, quantize_cache
 from kvstore.runtime.results import Hit
 from kvstore.runtime.sparse import drop_positions
 from tests.families.base import VOCABULARY, Family
@@ -121,6 +122,7 @@ def prove(family: Family, root: Path) -> Proof:
     manifests: list[Manifest] = []
     with kvstore.Store.open(root / f"{family.title}.store") as store:
         proved = 0 if family.thinned else sum(_prove_few(store, model, family, count) for count in FEW)
+        proved += sum(_prove_repeat(store, model, family, count) for count in (LONG, SHORT))
         for prompt in (LONG, SHORT):
             run, entries = _saved_run(store, model, family, prompt)
             for entry in entries:
@@ -158,6 +160,28 @@ def _prove_few(store: kvstore.Store, model: BoundModel, family: Family, count: i
     assert (hit.entry_id, hit.token_count) == (entry, count), hit.reasons
     restored = _Run(model, family, list(run.ids), store.load(hit, into=model).cache)
     assert _bits(restored.read([5])) == _bits(run.read([5]))
+    return 1
+
+
+def _prove_repeat(store: kvstore.Store, model: BoundModel, family: Family, count: int) -> int:
+    """A prompt that was prefilled and put is asked for again: all but its last token is there."""
+    ids, method = _tokens(count)[::-1], None
+    filled = kvstore.prefill(model, ids if not family.thinned else ids[:-1], options=family.options)
+    if family.thinned:
+        method, keep = THINNED, [n for n in range(count - 1) if n % 3 != 1]
+        filled = replace(filled, cache=drop_positions(filled.cache, [keep] * len(filled.cache)))
+    entry = store.put(filled.cache, token_ids=filled.token_ids, model=model, codec="fast", method=method).subject
+    hit = store.match(ids, model=model, options=family.options, method=None if method is None else method.name)
+    assert (hit.entry_id, hit.token_count) == (entry, count - 1), hit.reasons
+    restored = _Run(model, family, ids[:-1], store.load(hit, into=model).cache)
+    # As a prefill reads: each piece sees what has been quantized before it.
+    twin = _Run(model, family, ids[:-1], make_cache(model.model, replace(family.options, kv_bits=None)))
+    for at in range(0, count - 1, default_step()):
+        twin.read(ids[at : min(at + default_step(), count - 1)])
+        quantize_cache(twin.caches, family.options)
+    if family.thinned:
+        twin.caches = drop_positions(twin.caches, [keep] * len(twin.caches))
+    assert _bits(restored.read(ids[-1:])) == _bits(twin.read(ids[-1:]))
     return 1
 
 
