@@ -5,13 +5,16 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+import mlx.core as mx
 import pytest
 
 from kvstore.errors import KVStoreError
 from kvstore.runtime.probe import probe_config
+from scripts.caches_older import PATH, render
 from tests.families.base import Family
-from tests.families.proof import prove
+from tests.families.proof import Proof, prove
 from tests.families.tables import FAMILIES
+from tests.older_mlx_lm.limits import Seen, all_limits
 from tests.releases import CHUNK
 
 pytestmark = pytest.mark.usefixtures("plain_kernels", "own_cache")
@@ -36,9 +39,21 @@ def with_chunks(family: Family) -> Family:
     return replace(family, changes={**family.changes, "text_config": {**text, "attention_chunk_size": CHUNK}})
 
 
+def proofs(root: Path) -> dict[str, Proof]:
+    """All proofs, by family."""
+    return {name: prove(with_chunks(FAMILIES[name]), root) for name in MAKE_UPS}
+
+
+@pytest.fixture(scope="module")
+def seen() -> dict[str, Proof]:
+    """What was proved already, by family."""
+    return {}
+
+
 @pytest.mark.parametrize("name", MAKE_UPS)
-def test_a_family_goes_on_as_if_never_saved(models: Path, name: str) -> None:
-    assert prove(with_chunks(FAMILIES[name]), models).restores >= 4
+def test_a_family_goes_on_as_if_never_saved(models: Path, seen: dict[str, Proof], name: str) -> None:
+    seen[name] = prove(with_chunks(FAMILIES[name]), models)
+    assert seen[name].restores >= 4
 
 
 @pytest.mark.parametrize("name", LATER)
@@ -46,3 +61,26 @@ def test_a_model_of_a_later_release_is_refused(name: str) -> None:
     with pytest.raises(KVStoreError) as refused:
         probe_config(FAMILIES[name].config)
     assert refused.value.code == "MODEL_FOLDER_INVALID"
+
+
+@pytest.fixture(scope="module")
+def limits(models: Path) -> list[Seen]:
+    """What was seen at the release's limits."""
+    mx.disable_compile()  # a fixture of this scope comes before the one that spares fused kernels
+    return all_limits(models)
+
+
+def test_where_the_release_is_wrong_it_is_refused_or_goes_on_as_itself(limits: list[Seen]) -> None:
+    wrong = [seen for seen in limits if seen.itself != "right"]
+    assert len(wrong) == len(limits) - 2
+    assert not [seen for seen in limits if "wrong" in (seen.put, seen.load)]
+    # Whatever would go wrong at once is refused, here or there.
+    for seen in wrong:
+        assert seen.cls == "ArraysCache" or "refused" in seen.put + seen.load
+
+
+def test_the_document_says_what_was_seen(models: Path, seen: dict[str, Proof], limits: list[Seen]) -> None:
+    """Where this alone is run it proves all of them first."""
+    found = seen if len(seen) == len(MAKE_UPS) else proofs(models)
+    text = render(found, limits, LATER)
+    assert PATH.read_text() == text, "python -m scripts.caches_older writes it anew, in this environment"
