@@ -62,7 +62,7 @@ export function text({ max = Infinity, pattern = null } = {}) {
 
 export function integer(min, max) {
   return (value, where) => {
-    if (!Number.isInteger(value)) refuse('FIELD_TYPE', `${where} is no integer`);
+    if (typeof value !== 'bigint' && !Number.isInteger(value)) refuse('FIELD_TYPE', `${where} is no integer`);
     if (value < min || value > max) refuse('FIELD_RANGE', `${where} is not within ${min} ... ${max}`);
   };
 }

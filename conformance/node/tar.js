@@ -107,20 +107,18 @@ export function members(file) {
       const name = readAt(file, size, at);
       long = field(name, 0, name.length);
     } else if (kind !== 'K') { // the target of a link, which is refused itself
-      const member = describe(header, kind, records);
-      if (long !== null && !records.has('path')) Object.assign(member, named(long, kind));
-      found.push({ ...member, size, position: at });
+      found.push({ ...describe(header, kind, records, long), size, position: at });
       [next, long] = [new Map(), null];
     }
     at += Math.ceil(size / BLOCK) * BLOCK;
   }
 }
 
-function describe(header, kind, records) {
-  let path;
+function describe(header, kind, records, long) {
+  let path = long;
   if (records.has('path')) {
     path = text(records.get('path'));
-  } else {
+  } else if (path === null) {
     const prefix = header.subarray(257, 263).toString('latin1') === 'ustar\0' ? field(header, 345, 155) : '';
     path = (prefix === '' ? '' : `${prefix}/`) + field(header, 0, 100);
   }

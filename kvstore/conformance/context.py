@@ -12,7 +12,7 @@ from typing import Any, cast
 
 from kvstore.errors import fail
 from kvstore.format.compat import Policy, Wanted
-from kvstore.format.fields import Fields, expect_object
+from kvstore.format.fields import NAME, Fields, expect_array, expect_object
 from kvstore.format.model import parse_model, parse_tokenizer
 from kvstore.format.prefix import MediaItem, TokenIds, as_token_ids, parse_media, parse_namespace
 from kvstore.limits import MAX_TOKENS
@@ -51,7 +51,7 @@ def parse_context(value: Any) -> Context:
     """
     fields = Fields(value, "", _FIELDS)
     device = Fields(fields.get("device"), "device", ("max_buffer_bytes", "memory_bytes"))
-    ids = fields.nullable("token_ids", lambda name: as_token_ids(fields.get(name)))
+    ids = fields.nullable("token_ids", lambda name: as_token_ids(expect_array(fields.get(name), name)))
     count = fields.nullable("token_count", lambda name: fields.integer(name, high=MAX_TOKENS))
     if ids is not None and count is not None:
         raise fail("USAGE", "a context names a prefix or a position, not both")
@@ -75,7 +75,7 @@ def _wanted(fields: Fields) -> Wanted:
         namespace=parse_namespace(fields.get("namespace")),
         policy=cast("Policy", policy),
         signature=fields.nullable("signature", lambda name: _signature(fields.get(name))),
-        method=fields.nullable("method", fields.text),
+        method=fields.nullable("method", lambda name: fields.text(name, grammar=NAME)),
     )
 
 

@@ -63,10 +63,11 @@ def main(args: list[str]) -> int:
 
 def answer(request: Any) -> dict[str, Any]:
     """The reply to one request of ``serve``; one without a verdict to what is no request."""
-    if not isinstance(request, dict) or request.get("command") not in _ANSWERS:
+    command = request.get("command") if isinstance(request, dict) else None
+    if not isinstance(command, str) or command not in _ANSWERS:
         return {"error": "no request of fixtures/README.md"}
     try:
-        return _ANSWERS[request["command"]](request)
+        return _ANSWERS[command](request)
     except KVStoreError as error:
         return {"error": error.message} if error.phase == "usage" else rejected(error).to_json()
     except KeyError as error:

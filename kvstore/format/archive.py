@@ -57,7 +57,8 @@ def members(source: BinaryIO, what: str) -> Iterator[Member]:
             source.seek(archive.offset)
             if source.read(_BLOCK) != bytes(_BLOCK):
                 raise _broken(what, "it has no end")
-    except tarfile.TarError as error:
+    except (tarfile.TarError, ArithmeticError, ValueError) as error:
+        # The library computes with the numbers of a header as they stand there.
         raise _broken(what, str(error)) from None
 
 

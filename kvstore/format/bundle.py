@@ -34,7 +34,8 @@ BUNDLE_MEDIA_TYPE: Final = "application/vnd.kvstore.bundle.v1+json"
 LAYOUT_NAME: Final = "layout.json"
 MANIFEST_NAME: Final = "manifest.json"
 _FAMILY: Final = "application/vnd.kvstore.bundle."
-_UNSAFE: Final = re.compile(r"[\x00-\x1f\x7f\\:]")
+_UNSAFE: Final = re.compile(r"[\x00-\x1f\x7f\\:\ud800-\udfff]")
+"""Characters that no path may hold; half a surrogate pair stands for bytes that are no UTF-8."""
 _OBJECT: Final = re.compile(r"objects/([0-9a-f]{64})\.([0-9a-f]{64})\.kvo", re.ASCII)
 _RECEIPT: Final = re.compile(r"receipts/([0-9a-f]{64})\.json", re.ASCII)
 

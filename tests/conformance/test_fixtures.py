@@ -19,6 +19,7 @@ from kvstore.format.layers import KINDS
 from kvstore.format.manifest import PROFILES
 from kvstore.format.object_layout import _cached_layout
 from kvstore.format.tensors import DTYPE_SIZES
+from scripts import requirements
 from scripts.fixtures.__main__ import differences
 from scripts.fixtures.kinds import CACHES, uncovered
 from scripts.fixtures.tree import FIXTURES, tree
@@ -52,6 +53,15 @@ def test_the_index_obeys_its_schema() -> None:
     assert INDEX.unknown == 0
     used = {flag for case in DOCUMENT["cases"] for flag in case["flags"]}
     assert used == set(DOCUMENT["notes"])
+
+
+def test_choices_are_few_and_the_text_leaves_them() -> None:
+    """A case that takes both answers proves little, so it needs a sentence that says MAY."""
+    choices = [case for case in DOCUMENT["cases"] if case["expect"]["verdict"] == "either"]
+    assert 0 < len(choices) <= 0.03 * len(DOCUMENT["cases"])
+    assert {case["id"] for case in choices} == {case["id"] for case in DOCUMENT["cases"] if "Choice" in case["flags"]}
+    sentences = requirements.sentences()
+    assert [case["id"] for case in choices if not any("MAY" in sentences[key] for key in case["requirements"])] == []
 
 
 def test_every_keyword_of_the_schema_refuses_something() -> None:

@@ -6,9 +6,12 @@ Node is the ``node`` on the path if it is recent enough, else that of the packag
 from __future__ import annotations
 
 import importlib.util
+import json
 import re
 import shutil
 import subprocess
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -20,11 +23,15 @@ from mlx_lm.models.cache import make_prompt_cache
 import kvstore
 from kvstore.conformance.index import load_index
 from kvstore.conformance.protocol import Implementation
-from kvstore.conformance.recipe import stream
+from kvstore.conformance.recipe import make_entry, stream
 from kvstore.conformance.report import grades
-from kvstore.conformance.runner import run_cases, run_matrix, select
+from kvstore.conformance.runner import recipe_context, run_cases, run_matrix, select
 from kvstore.runtime.binding import BoundModel, load_model
+from scripts.fixtures.build import Coding, bundle, dump, encode, state_ref
+from scripts.fixtures.contexts import BASES
+from scripts.fixtures.kinds import CACHES
 from scripts.fixtures.tree import FIXTURES
+from tests.conformance.odd import mutants
 from tests.conformance.own import InProcess
 from tests.runtime.driving import bits
 from tests.tiny_models import TINY, make_tiny_model
@@ -198,6 +205,70 @@ def test_a_fault_is_noticed(
     assert {name: outcomes[name].status for name in noticed} == dict.fromkeys(noticed, "failed")
     # A wrong answer, not a program that the replacement broke.
     assert [item for item in outcomes.values() if item.status not in ("passed", "failed")] == []
+
+
+def said(reply: dict[str, Any]) -> tuple[Any, ...]:
+    """What both must say alike."""
+    return tuple(reply.get(key) for key in ("verdict", "phase", "code", "entry", "token_count", "tensors", "chain"))
+
+
+def differences(node: str, requests: Iterable[tuple[Any, dict[str, Any]]]) -> list[Any]:
+    own = InProcess()
+    with program(node) as there:
+        found = [(what, own.ask(request), there.ask(request)) for what, request in requests]
+    assert {reply["verdict"] for _, reply, _ in found} == {"accept", "reject"}
+    return [(what, ours, theirs) for what, ours, theirs in found if said(ours) != said(theirs)]
+
+
+MUTATED = ["kv-rotating-keep", "kv-sparse-quantized", "media"]
+STEP = 7  # every so many mutants: all of them agree, but they take minutes
+RECIPES = {cache.name: cache.recipe for cache in CACHES} | BASES
+
+
+@pytest.mark.parametrize("name", MUTATED)
+def test_both_say_the_same_of_a_mutated_manifest(node: str, tmp_path: Path, name: str) -> None:
+    """Two readings of the text: where they part, it is the text that is to be mended."""
+    entry = make_entry(RECIPES[name])
+    manifest = json.loads(entry.manifest.data)
+    context = tmp_path / "context.json"
+    context.write_bytes(dump(recipe_context(RECIPES[name])))
+
+    def requests() -> Iterator[tuple[Any, dict[str, Any]]]:
+        folder = tmp_path / "bundle"
+        write_bundle_files(folder, bundle(entry))
+        for mutant in (manifest, *islice(mutants(manifest), 0, None, STEP)):
+            files = bundle(entry, manifest=dump(mutant))
+            for path in ("layout.json", "manifest.json"):
+                (folder / path).write_bytes(files[path])
+            yield mutant, {"command": "read", "context": str(context), "bundle": str(folder)}
+
+    assert differences(node, requests()) == []
+
+
+def write_bundle_files(folder: Path, files: Mapping[str, bytes]) -> None:
+    for path, data in files.items():
+        (folder / path).parent.mkdir(parents=True, exist_ok=True)
+        (folder / path).write_bytes(data)
+
+
+def test_both_say_the_same_of_a_mutated_object(node: str, tmp_path: Path) -> None:
+    entry = make_entry(RECIPES["kv"])
+    context = tmp_path / "context.json"
+    context.write_bytes(dump(recipe_context(RECIPES["kv"])))
+    name = state_ref(entry)
+    good = encode(entry.payloads[name], coding=Coding(filters="exponent-planes", codec="small"))
+
+    def requests() -> Iterator[tuple[Any, dict[str, Any]]]:
+        for at in range(0, len(good), STEP):
+            for data in (good[:at] + bytes([good[at] ^ 1 << at % 8]) + good[at + 1 :], good[:at] + b"\0" + good[at:],
+                         good[:at] + good[at + 1 :], good[:at]):  # fmt: skip
+                folder = tmp_path / "bundle"
+                shutil.rmtree(folder, ignore_errors=True)
+                write_bundle_files(folder, bundle(entry, objects={name: data}))
+                yield at, {"command": "read", "context": str(context), "bundle": str(folder)}
+        yield "whole", {"command": "read", "context": str(context), "bundle": str(FIXTURES / "cases/kinds/kv")}
+
+    assert differences(node, requests()) == []
 
 
 TOKENS = 300  # a whole block and a tail

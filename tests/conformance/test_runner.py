@@ -88,6 +88,15 @@ def test_a_difference_is_named_where_it_lies() -> None:
     assert found.message == "accepted, but tensors.0.k.shape is [2] instead of [1]"
 
 
+def test_a_choice_is_right_either_way() -> None:
+    expect = next(case.expect for case in INDEX.cases if case.id == "tar/after-end")
+    accepted, refused = expect["either"]
+    assert [judge("reader", expect, reply).grade for reply in (accepted, refused)] == [3, 3]
+    assert judge("reader", expect, {**refused, "code": "PATH_UNSAFE"}).grade == 2
+    assert judge("reader", expect, {**accepted, "token_count": 2}).grade == 0
+    assert judge("reader", expect, {"error": "crashed"}).grade == 0
+
+
 class Unwritten(InProcess):
     """Says that it wrote, and did not, or wrote something else."""
 

@@ -89,7 +89,7 @@ def test_sizes_in_base_256() -> None:
     assert code_of(with_size(b"\x80" + (2**40).to_bytes(11, "big"))) == "BUNDLE_LAYOUT_INVALID"
 
 
-@pytest.mark.parametrize("size", [-1, -512, -513, -1024, -1536, -4096, -(2**40)])
+@pytest.mark.parametrize("size", [-(2**80), -1, -512, -513, -1024, -1536, -4096, -(2**40)])
 def test_a_negative_size_leads_nowhere(size: int) -> None:
     """It must neither be taken nor go round for ever."""
     assert code_of(with_size(size.to_bytes(12, "big", signed=True))) == "BUNDLE_LAYOUT_INVALID"
@@ -103,3 +103,4 @@ def test_what_is_no_plain_file_is_named(kind: bytes) -> None:
 def test_folders_are_passed_over_once_their_names_have_passed() -> None:
     assert found(archive("./", "./objects", kind=tarfile.DIRTYPE)) == {}
     assert code_of(archive("../x", kind=tarfile.DIRTYPE)) == "PATH_UNSAFE"
+    assert code_of(archive("\udcff", form=tarfile.GNU_FORMAT, kind=tarfile.DIRTYPE)) == "PATH_UNSAFE"
