@@ -43,13 +43,16 @@ the cache that was never saved.
 """
 
 
-def render(proofs: Mapping[str, Proof], limits: Sequence[Seen], later: Sequence[str]) -> str:
+def render(
+    proofs: Mapping[str, Proof], limits: Sequence[Seen], later: Sequence[str], broken: Mapping[str, str]
+) -> str:
     """The document.
 
     Args:
         proofs: By family.
         limits: What was seen of each state.
         later: Families that this release does not have.
+        broken: Families that it has and cannot run, with the reason.
     """
     parts = [
         _HEAD.format(version=metadata.version("mlx-lm")) + "## What goes on as if never saved", "",
@@ -62,7 +65,8 @@ def render(proofs: Mapping[str, Proof], limits: Sequence[Seen], later: Sequence[
             ("class", "state", "the release itself", "put, or write", "load with this release"),
             [[f"`{seen.cls}`", seen.state, seen.itself, seen.put, seen.load] for seen in limits],
         ),
-        "", "## Models that it does not have", "", ", ".join(later) + ".", "",
+        "", "## Models that it cannot run", "", *_table(("family", "reason"), list(broken.items())), "",
+        "## Models that it does not have", "", ", ".join(later) + ".", "",
     ]  # fmt: skip
     return "\n".join(parts)
 
@@ -72,12 +76,12 @@ def write(path: Path = PATH) -> None:
     import mlx.core as mx
 
     from tests.older_mlx_lm.limits import all_limits
-    from tests.older_mlx_lm.test_families import LATER, proofs
+    from tests.older_mlx_lm.test_families import BROKEN, LATER, proofs
 
     mx.disable_compile()  # fused kernels are built by a compiler on a CPU, seconds for each
     with tempfile.TemporaryDirectory() as folder:
         os.environ["XDG_CACHE_HOME"] = folder
-        path.write_text(render(proofs(Path(folder)), all_limits(Path(folder)), LATER))
+        path.write_text(render(proofs(Path(folder)), all_limits(Path(folder)), LATER, BROKEN))
 
 
 def _family(name: str, proof: Proof) -> list[str]:

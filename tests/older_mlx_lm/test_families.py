@@ -7,6 +7,7 @@ from pathlib import Path
 
 import mlx.core as mx
 import pytest
+from mlx_lm.models import phi3small
 
 from kvstore.errors import KVStoreError
 from kvstore.runtime.probe import probe_config
@@ -29,6 +30,8 @@ LATER = (
     "mistral4", "muse_glimmer", "nanbeige", "olmo_hybrid", "plamo3", "prism_hadamard_qwen35", "spark2_5", "talkie",
 )  # fmt: skip
 """Models that came with a later release."""
+BROKEN = {"phi3small": "it writes outside its arrays: it puts out tokens by their ids on the axis of the batch"}
+"""Models that this release has and cannot run, with the reason."""
 
 
 def with_chunks(family: Family) -> Family:
@@ -70,6 +73,11 @@ def limits(models: Path) -> list[Seen]:
     return all_limits(models)
 
 
+def test_a_model_that_the_release_cannot_run_is_still_the_same() -> None:
+    """It may crash the process, or not: whether it is mended is seen in its text."""
+    assert "out[self._dummy_tokenizer_ids] =" in Path(phi3small.__file__).read_text()
+
+
 def test_where_the_release_is_wrong_it_is_refused_or_goes_on_as_itself(limits: list[Seen]) -> None:
     wrong = [seen for seen in limits if seen.itself != "right"]
     assert len(wrong) == len(limits) - 2
@@ -82,5 +90,5 @@ def test_where_the_release_is_wrong_it_is_refused_or_goes_on_as_itself(limits: l
 def test_the_document_says_what_was_seen(models: Path, seen: dict[str, Proof], limits: list[Seen]) -> None:
     """Where this alone is run it proves all of them first."""
     found = seen if len(seen) == len(MAKE_UPS) else proofs(models)
-    text = render(found, limits, LATER)
+    text = render(found, limits, LATER, BROKEN)
     assert PATH.read_text() == text, "python -m scripts.caches_older writes it anew, in this environment"
