@@ -7,6 +7,7 @@ from typing import Any
 
 import click
 
+from kvstore.cli.drafts import draft_document, draft_option, load_named_pair
 from kvstore.cli.inputs import model_options
 from kvstore.cli.output import human_bytes, human_count
 from kvstore.cli.session import Session, verb
@@ -24,6 +25,7 @@ __all__ = ["get"]
               help="What kind of file.")
 @click.option("--mlx-lm-shape", "shape", type=click.Choice(["0.30", "0.31", "main-2026-08", "0.32"]),
               help="Releases of mlx_lm that shall read the file; by default the installed one.")
+@draft_option
 @click.option("--method", metavar="NAME", help="The lossy method that made the entry, if one did.")
 @click.option("--file-codec", type=click.Choice(["none", "gzip", "zstd"]), default="none", show_default=True,
               help="Compression of a wp30-cache-2 file.")
@@ -32,12 +34,13 @@ __all__ = ["get"]
 @click.option("--force", is_flag=True, help="Replace the file if it is there.")
 def get(
     session: Session, ref: str, model: str, adapter_path: Path | None, output: Path, form: str, shape: Any,
-    method: str | None, file_codec: str, settings: tuple[str, ...], force: bool,  # noqa: FBT001 - click calls by name
+    draft_model: str | None, method: str | None, file_codec: str, settings: tuple[str, ...], force: bool,  # noqa: FBT001 - click calls by name
 ) -> None:  # fmt: skip
     """Write an entry as a file that mlx_lm.generate reads.
 
     REF is an entry id, at least 8 hex digits of one, or a label. The entry is checked against the
     model first; then `mlx_lm.generate --prompt-cache-file FILE` goes on from it.
+    With --draft-model the file holds both models' caches, the model's own first, as mlx_lm wants them.
     A wp30-cache-2 file takes its metadata from the entry's annotations, and from --set. An entry that a
     lossy method made is written where --method names it, so that nobody takes it for the whole state.
     """
@@ -46,6 +49,8 @@ def get(
         raise fail("USAGE", "--set and --file-codec are for --format wp30-cache-2")
     if form != "mlx-lm" and shape is not None:
         raise fail("USAGE", "--mlx-lm-shape is for --format mlx-lm")
+    if draft_model and (method or form != "mlx-lm"):
+        raise fail("USAGE", "--draft-model does not go with --method and other formats than mlx-lm")
     if output.exists() and not force:
         raise fail("USAGE", f"{output} exists", fix="Use --force to replace it.")
     with session.open_store() as store:
@@ -56,17 +61,19 @@ def get(
         manifest = store.entries.manifest(entry_id)
         bound = open_model(model, adapter_path)
         with session.output.progress("reading", total=1, unit="bytes") as bar:
-            restored = store.load(
+            pair = load_named_pair(store, ref, bound, draft_model, bar.update) if draft_model else None
+            restored = pair.main if pair else store.load(
                 entry_id, into=bound, options=options_of(manifest.layers, bound.model), namespace=manifest.namespace,
                 method=method, progress=bar.update,
             )  # fmt: skip
+        cache = pair.cache if pair else restored.cache
         if form == "mlx-lm":
             # mlx_lm compares the model's name as a string, so it has to be the one that was typed.
             names = {"model": model, "tokenizer_config": "{}"}
-            size = write_prompt_file(output, restored.cache, names, shape=shape)
+            size = write_prompt_file(output, cache, names, shape=shape)
         else:
             size = write_out(
-                output, restored.cache, store.entries.token_ids(manifest).tolist(), manifest=manifest,
+                output, cache, store.entries.token_ids(manifest).tolist(), manifest=manifest,
                 identity=bound.identity, annotations=store.entries.info(entry_id).annotations, settings=given,
                 codec=file_codec,
             )  # fmt: skip
@@ -75,6 +82,7 @@ def get(
         {
             "entry_id": restored.receipt.subject, "path": str(output), "format": form,
             "token_count": restored.token_count, "file_bytes": size,
+            "draft": draft_document(pair.draft.receipt if pair else None),
         },
         [],
     )  # fmt: skip

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from kvstore import __version__
+from kvstore.cli.drafts import draft_option, find_pair, require_alone
 from kvstore.cli.entries import entry_document, entry_table, model_name
 from kvstore.cli.inputs import cache_options, model_options, prompt_options, read_input, require_one_prompt
 from kvstore.cli.media import media_option, read_media
@@ -124,20 +125,31 @@ def _show_lines(item: EntryInfo, manifest: Manifest, document: dict[str, Any]) -
 @cache_options
 @click.option("--namespace", default="default", show_default=True, help="The namespace to look in.")
 @media_option
+@draft_option
 @click.option("--method", metavar="NAME", help="Lossy method whose entries will do, too.")
-@click.option("--fits", is_flag=True, help="Only entries that the model's own cache can hold (imports mlx_lm).")
+@click.option("--any-shape", is_flag=True, help="Also entries that the model's own cache cannot hold: quantized ones.")
 def match(session: Session, **options: Any) -> None:
     """Find the entry that holds the longest prefix of a prompt.
 
     Nothing is loaded and no payload is read. The last token is never restored: a model needs one to
-    evaluate. --kv-bits and --max-kv-size imply --fits. Entries that a lossy method made are found where
-    --method names it. Without an entry the exit code is 3.
+    evaluate. What is found is what a load would take: of the shape of the model's own cache, or of what
+    --kv-bits and --max-kv-size ask for. Entries that a lossy method made are found where --method names
+    it. Without an entry the exit code is 3.
     """
     require_one_prompt("match", options)
+    if options["draft_model"]:
+        require_alone(options)
     ids = read_input(options).encode(lambda: _tokenizer(options["model"]))
     from kvstore.format.prefix import as_token_ids
     from kvstore.runtime.identity import ModelIdentity
 
+    if options["draft_model"]:
+        with session.open_store() as both:
+            pair = find_pair(both, ids, options)
+            draft = {"entry_id": pair.draft.entry_id, "token_count": pair.token_count}
+            model = ModelIdentity.from_path(options["model"]).digest
+            _report_match(session, both.entries, model, pair.main, len(ids), draft=draft)
+        return
     with session.open_entries(read_only=True) as store:
         from kvstore.runtime.find import best
         from kvstore.store.explain import Asked
@@ -157,7 +169,9 @@ def _tokenizer(model: str) -> Any:
 
 def _signature(options: dict[str, Any]) -> Signature | None:
     """What the model's cache looks like under the options, or None where any entry will do."""
-    if not (options["fits"] or options["kv_bits"] or options["max_kv_size"]):
+    if options["any_shape"]:
+        if options["kv_bits"] or options["max_kv_size"]:
+            raise fail("USAGE", "--any-shape goes with neither --kv-bits nor --max-kv-size")
         return None
     from kvstore.runtime.probe import CacheOptions, probe_folder
 
@@ -167,7 +181,9 @@ def _signature(options: dict[str, Any]) -> Signature | None:
     return probe_folder(options["model"], shape).signature
 
 
-def _report_match(session: Session, store: EntryStore, model: Digest, found: Any, count: int) -> None:
+def _report_match(
+    session: Session, store: EntryStore, model: Digest, found: Any, count: int, *, draft: dict[str, Any] | None = None
+) -> None:
     reasons = [reason.to_json() for reason in found.reasons]
     if not found:
         why = "; ".join(reason.message for reason in found.reasons) or "nothing is stored"
@@ -185,7 +201,7 @@ def _report_match(session: Session, store: EntryStore, model: Digest, found: Any
         {
             "entry_id": found.entry_id, "labels": list(item.labels), "token_count": found.token_count,
             "common_tokens": found.common_tokens, "query_tokens": count, "reads": reads.to_json(), "reasons": reasons,
-            "worth": None if worth is None else worth.to_json(),
+            "worth": None if worth is None else worth.to_json(), "draft": draft,
         },
         [f"{found.entry_id}  {found.token_count} of {human_count(count, 'token')}"],
     )  # fmt: skip

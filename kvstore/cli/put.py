@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from kvstore.cli.drafts import draft_document, draft_option, import_pair, prefill_pair, require_alone
 from kvstore.cli.inputs import (
     cache_options,
     model_options,
@@ -39,6 +40,7 @@ __all__ = ["put"]
 @prompt_options
 @cache_options
 @media_option
+@draft_option
 @click.option("--quantized-kv-start", type=click.IntRange(min=0), default=0, show_default=True, metavar="N",
               help="Token after which the KV cache is quantized.")
 @click.option("--prefill-step-size", type=click.IntRange(min=1), metavar="N", help="Tokens for each evaluation.")
@@ -66,6 +68,7 @@ def put(session: Session, file: Path | None, **options: Any) -> None:
     The entry's id is printed. Putting the same prompt again reads it again, gives the same id and writes
     nothing; with --if-covered skip it is not read either.
     An mlx-lm file says nothing of weights and tokens: --model and --tokens must be those that made it.
+    With --draft-model, the prompt is read by both models, or the file is a list of both models' caches.
     Where tokens stand for images or sounds, --media must say for which; then only a file can be taken in.
     A wp30-cache-2 file has the tokens' hash, and names the lossy method that made it, if one did.
     """  # fmt: skip
@@ -77,6 +80,8 @@ def put(session: Session, file: Path | None, **options: Any) -> None:
     if file is not None and not options["tokens"]:
         raise fail("USAGE", "put FILE needs --tokens: the ids that the cache was computed from")
     require_one_prompt("put", options)
+    if options["draft_model"]:
+        require_alone(options)
     if file is None and options["media"]:
         raise fail(
             "USAGE", "put --media needs FILE: kvstore prefills text alone",
@@ -98,6 +103,10 @@ def _prefill_and_put(session: Session, options: dict[str, Any]) -> None:
         out.say("loading the model", level=1)
         bound = load_model(options["model"], options["adapter_path"])
         ids = prompt.encode(lambda: bound.tokenizer)
+        if options["draft_model"]:
+            receipt, draft, timing = prefill_pair(session, store, bound, ids, options, _shape(options))
+            _report(session, receipt, options, created=_wrote(store, receipt), timing=timing, draft=draft)
+            return
         there = _covered(store, bound, ids, options)
         if there is not None:
             _report(session, there, options, created=False)
@@ -162,6 +171,10 @@ def _import(session: Session, file: Path, options: dict[str, Any]) -> None:
         from kvstore.runtime.prompt_file import read_prompt_file
         from kvstore.runtime.wp30_file import is_wp30
 
+        if options["draft_model"]:
+            receipt, draft = import_pair(session, store, file, ids, options)
+            _report(session, receipt, options, created=_wrote(store, receipt), draft=draft)
+            return
         if is_wp30(file):
             identity = ModelIdentity.from_path(options["model"], options["adapter_path"])
             taken = take_in(file, ids, identity)
@@ -196,14 +209,18 @@ def _put(
             cache, token_ids=ids, model=model, label=options["label"], namespace=options["namespace"],
             codec=options["codec"], if_covered=options["if_covered"], progress=bar.update, **more,
         )  # fmt: skip
-    # Only what wrote something leaves its receipt, so an entry's first one is that of the call that made it.
+    return receipt, _wrote(store, receipt)
+
+
+def _wrote(store: Store, receipt: Receipt) -> bool:
+    """Only what wrote something leaves its receipt, so an entry's first one is that of the call that made it."""
     first = next((r for r in store.entries.receipts(receipt.subject) if r.type == "write"), None)
-    return receipt, first is not None and first.digest == receipt.digest
+    return first is not None and first.digest == receipt.digest
 
 
 def _report(
     session: Session, receipt: Receipt, options: dict[str, Any], *, created: bool,
-    timing: dict[str, Any] | None = None, on_the_way: Sequence[Receipt] = (),
+    timing: dict[str, Any] | None = None, on_the_way: Sequence[Receipt] = (), draft: Receipt | None = None,
 ) -> None:  # fmt: skip
     if options["receipt"]:
         write_file(options["receipt"], receipt.data)
@@ -215,7 +232,7 @@ def _report(
             "namespace": options["namespace"], "token_count": facts["token_count"],
             "raw_bytes": facts["payload_bytes"], "stored_bytes": facts["stored_bytes"],
             "objects_written": facts["objects_written"], "objects_reused": facts["objects_reused"],
-            "receipt": receipt.digest, "prefill": timing,
+            "receipt": receipt.digest, "prefill": timing, "draft": draft_document(draft),
             "checkpoints": [
                 {"entry_id": item.subject, "token_count": item.facts["token_count"]} for item in on_the_way
             ],
