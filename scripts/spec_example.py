@@ -33,6 +33,7 @@ from kvstore.format.tensors import Payload
 SPEC = Path(__file__).parents[1] / "SPEC.md"
 BLOCK = re.compile(r"<!-- example ([a-z-]+) -->\n```[^\n]*\n(?:(?!```)[^\n]*\n)*```\n")
 
+AREA_TABLE = re.compile(r"<!-- areas -->\n(?:\|[^\n]*\n)*")
 CODE_TABLE = re.compile(r"<!-- codes -->\n(?:\|[^\n]*\n)*")
 
 IDS = as_token_ids([1, 450, 70000])
@@ -158,7 +159,23 @@ def rewritten(text: str) -> str:
     """SPEC.md's text with its example blocks made anew."""
     made = blocks()
     text = CODE_TABLE.sub(lambda _: f"<!-- codes -->\n{code_table()}", text)
+    text = AREA_TABLE.sub(lambda _: f"<!-- areas -->\n{area_table(text)}", text)
     return BLOCK.sub(lambda match: f"<!-- example {match[1]} -->\n{made[match[1]]}", text)
+
+
+def area_table(text: str) -> str:
+    """The table of the areas of requirement ids: the sections that they stand in, and how many there are."""
+    places: dict[str, dict[str, int]] = {}
+    section = ""
+    for line in text.splitlines():
+        if heading := re.match(r"## (\d+) ", line):
+            section = heading[1]
+        if requirement := re.match(r"- KV-([A-Z]{3})-\d{3} ", line):
+            counts = places.setdefault(requirement[1], {})
+            counts[section] = counts.get(section, 0) + 1
+    rows = ["| area | sections | requirements |", "| --- | --- | --- |"]
+    rows += [f"| `KV-{area}` | {', '.join(found)} | {sum(found.values())} |" for area, found in sorted(places.items())]
+    return "\n".join(rows) + "\n"
 
 
 def code_table() -> str:

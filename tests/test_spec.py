@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections import Counter
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -277,6 +278,27 @@ def test_number_texts() -> None:
         row[0]: row[1].strip("`") for row in rows
     }
 
+
+
+def test_tables_that_are_made_are_as_they_would_be_made() -> None:
+    """After a change: python -m scripts.spec_example."""
+    assert spec_example.rewritten(TEXT) == TEXT
+    areas = {row[0].strip("`"): int(row[2]) for row in table("| area | sections | requirements |")}
+    assert areas == Counter(key[:6] for key in REQUIREMENTS)
+
+
+ORDER = (
+    "Scope", "Conventions", "Model", "JSON profile", "Media types and references", "Manifest", "Payload",
+    "Prefix chain", "Receipt", "Reading order", "Compatibility", "Store", "Limits", "Versions and extension",
+    "Error codes", "Security and privacy", "Conformance", "Appendix A Test vectors", "Appendix B Requirement index",
+    "Appendix C Retired ids", "Appendix D Rationale",
+)  # fmt: skip
+"""How specifications of this kind are ordered, so that their readers find what they look for."""
+
+
+def test_sections_stand_in_the_usual_order() -> None:
+    found = [m[1] for m in re.finditer(r"^## (?:\d+ )?(.*?)(?: \(non-normative\))?$", TEXT, re.MULTILINE)]
+    assert [name for name in found if name in ORDER] == list(ORDER)
 
 
 def test_every_section_has_a_number_in_order() -> None:

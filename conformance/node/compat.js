@@ -1,4 +1,4 @@
-// Compatibility, prefix, cut and device, steps 5 to 7 of the reading order: SPEC sections 9.4, 14 and 15.
+// Compatibility, prefix, cut and device, steps 5 to 7 of the reading order: SPEC sections 8.4, 14 and 15.
 
 import { refuse } from './errors.js';
 import { serialize } from './json.js';

@@ -1,4 +1,4 @@
-// Refusals and their codes: SPEC section 18 (the phases of the codes that this implementation can give).
+// Refusals and their codes: SPEC section 19 (the phases of the codes that this implementation can give).
 
 const PHASES = {
   container: 'DOC_TOO_LARGE BUNDLE_LAYOUT_INVALID BUNDLE_VERSION_UNSUPPORTED PATH_UNSAFE',

@@ -1,4 +1,4 @@
-// Chunks of a tensor and the filters on them: SPEC KV-OBJ-013 to KV-OBJ-015 and section 11.3.
+// Chunks of a tensor and the filters on them: SPEC KV-OBJ-013 to KV-OBJ-015 and section 10.3.
 
 import { WIDTH, elements } from './layers.js';
 

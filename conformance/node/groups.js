@@ -1,4 +1,4 @@
-// Groups and segments: SPEC section 9.5.
+// Groups and segments: SPEC section 8.5.
 
 import { BLOCK } from './prefix.js';
 import { KINDS, isSnapshot, isWritten, leaves, rowAxis, rowsOf } from './layers.js';

@@ -1,4 +1,4 @@
-// Kinds of layers, their scalars, roles and axes: SPEC section 9.3; paths of leaves; lowest cut: section 9.4.
+// Kinds of layers, their scalars, roles and axes: SPEC section 8.3; paths of leaves; lowest cut: section 8.4.
 
 export const DTYPES = [
   'BOOL', 'U8', 'I8', 'I16', 'U16', 'F16', 'BF16', 'I32', 'U32', 'F32', 'C64', 'F64', 'I64', 'U64',

@@ -1,4 +1,4 @@
-// The manifest field by field, step 3 of the reading order: SPEC sections 6, 7.1, 7.2, 8.1, 8.2, 9, 17.
+// The manifest field by field, step 3 of the reading order: SPEC sections 6, 7.1, 7.2, 8, 11.1, 11.2, 18.
 
 import { refuse } from './errors.js';
 import {

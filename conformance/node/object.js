@@ -1,4 +1,4 @@
-// Reading an object: its header, frame table and frames: SPEC section 11; steps 9 and 10 of the reading order.
+// Reading an object: its header, frame table and frames: SPEC section 10; steps 9 and 10 of the reading order.
 
 import { refuse, recode } from './errors.js';
 import { isObject, parse } from './json.js';
@@ -86,7 +86,7 @@ function findTable(bytes, headerEnd, count) {
   return at;
 }
 
-/** There is no right table at the end: follow the frames to say why (section 11.2). */
+/** There is no right table at the end: follow the frames to say why (section 10.2). */
 function diagnose(bytes, headerEnd, count, length) {
   const truncated = () => refuse('ZSTD_TRUNCATED', 'the object ends too early');
   let at = headerEnd;

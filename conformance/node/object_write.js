@@ -1,4 +1,4 @@
-// Writing an object with codec `fast`: no filter, raw blocks: SPEC section 11 (KV-OBJ-021, KV-OBJ-032).
+// Writing an object with codec `fast`: no filter, raw blocks: SPEC section 10 (KV-OBJ-021, KV-OBJ-032).
 
 import { canonicalBytes } from './json.js';
 import { sha256 } from './digest.js';

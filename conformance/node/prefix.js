@@ -1,4 +1,4 @@
-// The prefix chain: SPEC section 8.
+// The prefix chain: SPEC section 11.
 
 import { refuse } from './errors.js';
 import { canonicalBytes } from './json.js';

@@ -1,4 +1,4 @@
-// The writer: from a recipe to a bundle: SPEC sections 8, 9, 10, 16.4; the fixtures' README says what a recipe is.
+// The writer: from a recipe to a bundle: SPEC sections 8, 9, 11, 16.4; the fixtures' README says what a recipe is.
 
 import { mkdirSync, writeFileSync } from 'node:fs';
 import { join } from 'node:path';

@@ -1,4 +1,4 @@
-// Rules that join fields, step 4 of the reading order: SPEC sections 9.2 to 9.6.
+// Rules that join fields, step 4 of the reading order: SPEC sections 8.2 to 8.6.
 
 import { refuse } from './errors.js';
 import { serialize } from './json.js';

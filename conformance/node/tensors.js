@@ -1,4 +1,4 @@
-// Payloads: their canonical form, and reading one: SPEC section 10.
+// Payloads: their canonical form, and reading one: SPEC section 9.
 
 import { refuse, recode } from './errors.js';
 import { MAX_DIM, MAX_NAME, MAX_PAYLOAD, MAX_RANK, codePoints, compareText } from './check.js';

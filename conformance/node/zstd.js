@@ -1,5 +1,5 @@
 // Frames of Zstandard: their headers, their extent, decoding with a bound, and frames of raw blocks:
-// SPEC section 11.1, KV-OBJ-017 to KV-OBJ-028; RFC 8878, section 3.1.1.
+// SPEC section 10.1, KV-OBJ-017 to KV-OBJ-028; RFC 8878, section 3.1.1.
 
 import { refuse } from './errors.js';
 import { corrupt } from './entropy.js';
