@@ -4,46 +4,66 @@ from __future__ import annotations
 
 import argparse
 import json
-import subprocess
 import sys
+import time
+from pathlib import Path
 from typing import Any, Final
 
-from bench import bench_speed
+from bench import machine, report
 from bench.cases import CASES
+from bench.figures import figures
+from bench.gemma import OUT, ROOT
+from bench.parts import PARTS, Extent
 
-_OTHERS: Final = ("bench.bench_match", "bench.bench_conversation")
-_DEFAULT: Final = ("gemma-2000", "qwen-8000")
+_PAGE: Final = ROOT / "docs" / "figures.md"
+_LAST: Final = OUT / "last.json"
 
 
 def main() -> int:
     """Run what is asked for; print tables, or one JSON document."""
+    given = _parser().parse_args()
+    machine.set_quiet_wait(given.quiet_wait)
+    document = json.loads(given.read.read_text()) if given.read else _run(given)
+    if given.write:
+        from bench import plots
+
+        _PAGE.write_text(report.markdown(document))
+        plots.draw_all(document)
+    print(json.dumps(document, indent=1) if given.json else report.text(document))
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__)
-    parser.add_argument("--case", action="append", choices=sorted(CASES), help="caches to measure; may be repeated")
-    parser.add_argument("--rounds", type=int, default=7, help="interleaved rounds (default 7)")
-    parser.add_argument("--quick", action="store_true", help="one small cache, three rounds, nothing else")
-    parser.add_argument("--json", action="store_true", help="print one JSON document for each cache")
-    given = parser.parse_args()
-    names, rounds = given.case or list(_DEFAULT), given.rounds
-    if given.quick:
-        names, rounds = given.case or ["gemma-500"], 3
-    for name in names:
-        CASES[name].prepare()
-        _show(bench_speed.run(name=name, rounds=rounds), as_json=given.json)
-    if given.quick or given.case:
-        return 0
-    return max(_run(module, as_json=given.json) for module in _OTHERS)
+    parser.add_argument("--rounds", type=int, help="interleaved rounds (default 7)")
+    parser.add_argument("--quick", action="store_true", help="small caches, three rounds, not the parts of minutes")
+    parser.add_argument("--large", action="store_true", help="the cache of 1 GB too, for the bounds of memory")
+    parser.add_argument("--only", action="append", choices=tuple(PARTS), help="this part alone; may be repeated")
+    parser.add_argument("--case", action="append", choices=sorted(CASES), help="these caches for `speed`")
+    parser.add_argument("--quiet-wait", type=float, default=machine.QUIET_WAIT, metavar="SECONDS",
+                        help="how long each piece of work waits at most for a quiet machine (default 5)")  # fmt: skip
+    parser.add_argument("--json", action="store_true", help="print one JSON document with everything")
+    parser.add_argument("--write", action="store_true", help="write docs/figures.md and the plots")
+    parser.add_argument("--read", type=Path, metavar="FILE", help="measure nothing; take a JSON document of before")
+    return parser
 
 
-def _show(result: dict[str, Any], *, as_json: bool) -> None:
-    if as_json:
-        print(json.dumps(result))
-    else:
-        bench_speed.print_table(result)
-
-
-def _run(module: str, *, as_json: bool) -> int:
-    command = [sys.executable, "-m", module, *(["--json"] if as_json else [])]
-    return subprocess.run(command, check=False).returncode
+def _run(given: argparse.Namespace) -> dict[str, Any]:
+    """Measure; the document is kept as ``bench/out/last.json`` too."""
+    extent = Extent(given.rounds or (3 if given.quick else 7), given.quick, given.large, tuple(given.case or ()))
+    began = time.perf_counter()
+    document: dict[str, Any] = {"format": "kvstore-bench/1", "machine": machine.facts(), "rounds": extent.rounds}
+    with machine.Others() as others:
+        for name in given.only or (["speed"] if given.case else PARTS):
+            print(f"{time.perf_counter() - began:6.0f} s  {name}", file=sys.stderr)
+            result = PARTS[name](extent)
+            if result is not None:
+                document[name] = result
+    document |= {"seconds": time.perf_counter() - began, "other_cores": others.cores}
+    document["figures"] = [figure.document() for figure in figures(document)]
+    OUT.mkdir(exist_ok=True)
+    _LAST.write_text(json.dumps(document, indent=1))
+    return document
 
 
 if __name__ == "__main__":

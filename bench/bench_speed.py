@@ -16,7 +16,7 @@ from typing import Any, Final
 
 from bench.child import run_task
 
-__all__ = ["CODECS", "medians", "print_table", "run"]
+__all__ = ["CODECS", "medians", "run"]
 
 CODECS: Final = ("small", "fast")
 
@@ -57,21 +57,3 @@ def _round(folder: Path, name: str, codecs: Sequence[str], found: dict[str, list
     for codec in codecs:
         for read in ("first", "later"):
             take(f"load {codec}, {read}", "load", store=str(folder / codec))
-
-
-def print_table(result: dict[str, Any]) -> None:
-    """Each task against R1's side of the same work."""
-    tasks = result["tasks"]
-    print(f"\n{result['case']}: medians of {result['rounds']} rounds")
-    print(f"{'task':22}{'ms':>9}{'R1 / this':>11}{'peak MB':>9}{'others':>8}{'ratio':>8}{'size / R1':>11}")
-    for task, facts in tasks.items():
-        side = "r1 save" if "save" in task or "put" in task else "r1 load"
-        size = ""
-        if "stored_bytes" in facts:
-            ratio = facts["raw_bytes"] / facts["stored_bytes"]
-            size = f"{ratio:>8.3f}{facts['stored_bytes'] / tasks['r1 save']['stored_bytes']:>11.3f}"
-        others = "?" if facts["other_cores"] is None else f"{facts['other_cores']:.2f}"
-        speed = tasks[side]["seconds"] / facts["seconds"]
-        print(
-            f"{task:22}{facts['seconds'] * 1e3:>9.1f}{speed:>11.2f}{facts['peak_bytes'] / 1e6:>9.1f}{others:>8}{size}"
-        )

@@ -94,8 +94,7 @@ class Case:
 
 
 _ALL: Final = (
-    Case("gemma-500", 500),
-    Case("gemma-2000", 2000),
+    *(Case(f"gemma-{tokens}", tokens) for tokens in gemma.LENGTHS),
     Case("qwen-8000", 8000, shape="qwen2-0.5b"),
     Case("qwen-8000-q8", 8000, shape="qwen2-0.5b", bits=8),
     Case("qwen-8000-q4", 8000, shape="qwen2-0.5b", bits=4),

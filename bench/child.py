@@ -17,7 +17,7 @@ from contextlib import ExitStack, nullcontext
 from pathlib import Path
 from typing import Any, Final, Self
 
-from bench import r1, synthetic
+from bench import codecs, r1, synthetic
 from bench.cases import Case, case
 from bench.machine import Others, wait_until_quiet
 
@@ -232,7 +232,7 @@ def small(found: Case, store: str, count: int) -> dict[str, Any]:
 
 TASKS: Final[dict[str, Callable[..., dict[str, Any]]]] = {
     "r1_save": r1_save, "r1_load": r1_load, "raw_save": raw_save, "raw_load": raw_load, "put": put, "load": load,
-    "overhead": overhead, "small": small,
+    "overhead": overhead, "small": small, "codecs": codecs.measure,
 }  # fmt: skip
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -54,12 +55,13 @@ def prepare(lengths: Sequence[int] = LENGTHS) -> None:
             mx.eval([layer.state for layer in cache])
             seconds += time.perf_counter() - began
             done += count
-            print(f"\rprefilling Gemma: {done} of {max(lengths)} tokens, {done / seconds:.1f} tokens/s", end="")
+            print(f"\rprefilling Gemma: {done} of {max(lengths)} tokens, {done / seconds:.1f} tokens/s", end="",
+                  file=sys.stderr)
         facts = {"seconds": f"{seconds:.3f}", "load": f"{os.getloadavg()[0]:.2f}"}
         partial = cache_path(target).with_suffix(".part.safetensors")
         save_prompt_cache(str(partial), cache, facts)
         partial.rename(cache_path(target))
-    print()
+    print(file=sys.stderr)
 
 
 def token_ids(tokens: int) -> list[int]:
