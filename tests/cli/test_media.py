@@ -71,7 +71,7 @@ def test_put_match_and_explain_know_the_picture(
     asked = ["--model", seeing, "--tokens", ids, "--json"]
     for media in (describe(), describe(file=None, digest=digest)):
         assert kv("match", *asked, "--media", media).document["token_count"] == 19
-        assert kv("match", *asked, "--fits", "--media", media).document["token_count"] == 19
+        assert kv("match", *asked, "--any-shape", "--media", media).document["token_count"] == 19
         assert kv("explain", *asked, "--media", media).document["token_count"] == 19
     (tmp_path / "cat.png").write_bytes(b"a cat, but another")
     assert kv("match", *asked, "--media", describe()).document["token_count"] == 10

@@ -138,7 +138,11 @@ def test_put_quantized_is_found_and_written_back_quantized(kv: Run, model: Path,
     assert put.code == 0, put.err
     found = ["match", "--model", model, "--prompt", prompt]
     assert kv(*found, "--kv-bits", "8", "--kv-group-size", "32").code == 0
-    assert kv(*found, "--fits").code == 3
+    plain = kv(*found, "--json")
+    assert (plain.code, plain.document["error"]["code"]) == (3, "NO_PREFIX")
+    assert "OTHER_SIGNATURE" in {reason["code"] for reason in plain.document["error"]["detail"]["reasons"]}
+    assert kv(*found, "--any-shape").code == 0
+    assert kv(*found, "--any-shape", "--kv-bits", "8").code == 2
     target = tmp_path / "q8.safetensors"
     assert kv("get", "q8", "--model", model, "-o", target).code == 0
     cache = load_prompt_cache(str(target))
@@ -236,7 +240,7 @@ def test_match_goes_as_far_as_the_ids_agree(filled: Run, model: Path) -> None:
 
 
 def test_match_of_a_longer_prompt_restores_the_whole_entry(filled: Run, model: Path) -> None:
-    ran = filled("match", "--model", model, "--tokens", "-", "--fits", stdin=json.dumps([*IDS, 5, 6]))
+    ran = filled("match", "--model", model, "--tokens", "-", stdin=json.dumps([*IDS, 5, 6]))
     assert ran.code == 0
     assert ran.out.endswith("300 of 302 tokens\n")
 

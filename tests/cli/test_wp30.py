@@ -82,8 +82,8 @@ def test_an_entry_of_a_lossy_method_is_found_where_the_method_is_named(
     entry = kv("put", file, "--model", model, "--tokens", ids, "--json").document["entry_id"]
     longer = tmp_path / "longer.json"
     longer.write_text(json.dumps([*IDS, 7]))
-    for fits in ([], ["--fits"]):
-        asked = ["match", "--model", model, "--tokens", longer, *fits, "--json"]
+    for shape in ([], ["--any-shape"]):
+        asked = ["match", "--model", model, "--tokens", longer, *shape, "--json"]
         for other in ([], ["--method", "halves"]):
             ran = kv(*asked, *other)
             assert (ran.code, ran.document["error"]["code"]) == (3, "NO_PREFIX")
