@@ -5,9 +5,11 @@ from __future__ import annotations
 import ast
 from pathlib import Path
 
+import mlx.core as mx
 import mlx_lm.models
 import pytest
 
+from kvstore.runtime.probe import probe_config
 from scripts.caches_table import PATH, render
 from tests.families.proof import Proof, prove
 from tests.families.tables import FAMILIES, NOT_RUN
@@ -36,6 +38,18 @@ def test_every_model_of_mlx_lm_is_proved_or_has_a_reason() -> None:
                 bound |= {alias.asname or alias.name for alias in node.names}
         names |= {path.stem} if "Model" in bound else set()
     assert names == {family.name for family in FAMILIES.values()} | set(NOT_RUN)
+
+
+def test_a_probe_evaluates_nothing() -> None:
+    """Of no family a weight or a cache: an embedding alone would take 12 KiB."""
+    for family in FAMILIES.values():
+        mx.clear_cache()
+        mx.reset_peak_memory()
+        before = mx.get_active_memory()
+        found = probe_config(family.config, family.options)
+        assert found.layers, family.title
+        assert mx.get_peak_memory() - before < 8 * 1024, family.title
+        assert mx.get_active_memory() - before < 1024, family.title
 
 
 def test_the_table_says_what_was_seen(models: Path, seen: dict[str, Proof]) -> None:
