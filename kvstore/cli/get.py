@@ -55,6 +55,7 @@ def get(
         raise fail("USAGE", f"{output} exists", fix="Use --force to replace it.")
     with session.open_store() as store:
         from kvstore.runtime.lazy import open_model, options_of
+        from kvstore.runtime.pairs import DRAFT_NOTE
         from kvstore.runtime.prompt_file import write_prompt_file
 
         entry_id = store.entries.resolve(ref)
@@ -67,6 +68,7 @@ def get(
                 method=method, progress=bar.update,
             )  # fmt: skip
         cache = pair.cache if pair else restored.cache
+        notes = store.entries.info(entry_id).annotations
         if form == "mlx-lm":
             # mlx_lm compares the model's name as a string, so it has to be the one that was typed.
             names = {"model": model, "tokenizer_config": "{}"}
@@ -74,7 +76,7 @@ def get(
         else:
             size = write_out(
                 output, cache, store.entries.token_ids(manifest).tolist(), manifest=manifest,
-                identity=bound.identity, annotations=store.entries.info(entry_id).annotations, settings=given,
+                identity=bound.identity, annotations=notes, settings=given,
                 codec=file_codec,
             )  # fmt: skip
     session.output.result(
@@ -86,4 +88,6 @@ def get(
         },
         [],
     )  # fmt: skip
+    if not pair and DRAFT_NOTE in notes:
+        session.output.say("note: a draft model's cache belongs to this one; --draft-model writes both")
     session.output.say(f"wrote {output}: {human_count(restored.token_count, 'token')}, {human_bytes(size)}")

@@ -49,6 +49,9 @@ def test_a_prompt_is_read_by_both(kv: Run, main: Path, draft: Path, ids: Path, t
     got = kv("get", "talk", *both, "-o", out, "--json").document
     assert got["draft"] == put["draft"]
     assert len(load_prompt_cache(str(out))) == 4 + 2
+    alone = kv("get", "talk", "--model", main, "-o", tmp_path / "main.safetensors")
+    assert "--draft-model writes both" in alone.err
+    assert len(load_prompt_cache(str(tmp_path / "main.safetensors"))) == 4
     command = [sys.executable, "-m", "mlx_lm", "generate", "--model", main, "--draft-model", draft, "--prompt", "w3 w4"]
     done = subprocess.run(
         [*map(str, command), "--prompt-cache-file", str(out), "--max-tokens", "4", "--ignore-chat-template"],
