@@ -21,7 +21,7 @@ __all__ = ["COMMANDS", "HEAVY", "run"]
 
 ROOT: Final = Path(__file__).resolve().parents[1]
 HEAVY: Final = ("mlx", "mlx_lm", "transformers", "sqlalchemy")
-COMMANDS: Final = ("kvstore --help", "kvstore ls", "kvstore match --tokens")
+COMMANDS: Final = ("kvstore --help", "kvstore ls", "kvstore match --tokens", "kvstore match --tokens --any-shape")
 """In a store that holds an entry, so that there is something to list and to find."""
 _CASE: Final = CASES["small-256"]
 _IMPORTED: Final = re.compile(r"^import time:.*\| +(\S+)$", re.MULTILINE)
@@ -34,14 +34,11 @@ def run(*, rounds: int) -> dict[str, Any]:
         store, ids = Path(folder) / "store", Path(folder) / "ids.json"
         run_task("put", case=_CASE.name, store=str(store), codec="small")
         ids.write_text(str([*_CASE.ids(), 0]))
-        calls = {
-            "python -c pass": ["-c", "pass"],
-            "kvstore --help": ["-m", "kvstore.cli", "--help"],
-            "kvstore ls": ["-m", "kvstore.cli", "ls", "--store", str(store)],
-            "kvstore match --tokens": [
-                "-m", "kvstore.cli", "match", "--store", str(store), "--model", str(_CASE.model), "--tokens", str(ids),
-            ],
-        }  # fmt: skip
+        match = ["match", "--store", str(store), "--model", str(_CASE.model), "--tokens", str(ids)]
+        arguments = (["--help"], ["ls", "--store", str(store)], match, [*match, "--any-shape"])
+        calls = {"python -c pass": ["-c", "pass"]} | {
+            name: ["-m", "kvstore.cli", *given] for name, given in zip(COMMANDS, arguments, strict=True)
+        }
         imports = {name: _imports(call) for name, call in calls.items()}
         found: dict[str, list[dict[str, Any]]] = defaultdict(list)
         for _ in range(rounds):
