@@ -137,14 +137,14 @@ def _single(session: Session, index: Index, programs: list[Implementation], opti
 
 
 def _matrix(session: Session, index: Index, programs: list[Implementation], options: dict[str, Any]) -> list[Outcome]:
-    from kvstore.conformance.report import write_reports
+    from kvstore.conformance.report import matrix_receipts, write_reports
     from kvstore.conformance.runner import run_matrix
 
     if options["roles"] or options["xfail"]:
         raise fail("USAGE", "with several programs there are no roles and no known failures")
     outcomes = run_matrix(index, programs, patterns=options["patterns"])
     if options["report"] is not None:
-        write_reports(options["report"], {}, outcomes)
+        write_reports(options["report"], matrix_receipts(index, programs, outcomes), outcomes)
     return outcomes
 
 

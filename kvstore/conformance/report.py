@@ -17,9 +17,11 @@ from kvstore.conformance.runner import Outcome
 from kvstore.format.json import Json, canonical_bytes
 from kvstore.format.receipt import Receipt
 
-__all__ = ["conformance_receipt", "grades", "junit", "summary_lines", "write_reports"]
+__all__ = ["conformance_receipt", "grades", "junit", "matrix_receipts", "summary_lines", "write_reports"]
 
 _NOT_XML: Final = re.compile(r"[^\t\n\r -\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
+_NOT_A_NAME: Final = re.compile(r"[^A-Za-z0-9._-]+")
+_NAME_CHARS: Final = 64
 _MESSAGE_CHARS: Final = 500
 _ELEMENTS: Final = {
     "error": "error", "failed": "failure", "unsupported": "skipped", "xfailed": "skipped", "xpassed": "failure",
@@ -55,6 +57,19 @@ def conformance_receipt(
         producer={"name": "kvstore", "version": __version__}, libraries={}, device=None,
         checks=_checks(outcomes), facts=facts,
     )  # fmt: skip
+
+
+def matrix_receipts(
+    index: Index, programs: Sequence[Implementation], outcomes: Sequence[Outcome]
+) -> dict[str, Receipt]:
+    """A receipt for each program over the pairs that it was one of, by a name for its file."""
+    result = {}
+    for number, program in enumerate(programs, 1):
+        name = program.description.name
+        own = [outcome for outcome in outcomes if name in outcome.id.partition(": ")[0].split(" -> ")]
+        label = _NOT_A_NAME.sub("_", name)[:_NAME_CHARS]
+        result[f"report-{number}-{label}"] = conformance_receipt(index, program, own, level=3)
+    return result
 
 
 def junit(outcomes: Sequence[Outcome], name: str) -> bytes:

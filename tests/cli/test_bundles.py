@@ -89,7 +89,10 @@ def test_the_matrix(kv: Run, tmp_path: Path) -> None:
     ran = kv("conformance", "run", "--entrypoint", program, "--entrypoint", other, "--filter", "write/kv", "--json",
              "--report", tmp_path / "report")  # fmt: skip
     assert (ran.code, ran.document["totals"], ran.document["grades"]) == (0, {"passed": 4}, {"matrix": "L3"})
-    assert (tmp_path / "report" / "junit.xml").exists()
+    found = {path.name: path for path in (tmp_path / "report").iterdir()}
+    assert sorted(found) == ["junit.xml", "report-1-kvstore.json", "report-2-kvstore.json"]
+    receipt = parse_receipt(found["report-2-kvstore.json"].read_bytes())
+    assert (receipt.checks, receipt.facts["grades"]) == ({"matrix": "verified"}, {"matrix": "L3"})
     assert kv("conformance", "run", "--entrypoint", program, "--entrypoint", other, "--role", "reader").code == 2
 
 
