@@ -154,7 +154,10 @@ def parse_manifest(data: Readable) -> Manifest:
         InvalidError, UnsupportedError: with the code of the first rule that fails.
     """
     value = parse_canonical(data, MAX_MANIFEST_BYTES, "manifest")
-    return check_manifest(manifest_from_json(value))
+    manifest = check_manifest(manifest_from_json(value))
+    # No other bytes are canonical for it: what was parsed need not be written again.
+    vars(manifest)["data"] = bytes(data)
+    return manifest
 
 
 def manifest_from_json(value: Any) -> Manifest:

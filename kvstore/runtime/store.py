@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
@@ -49,6 +49,7 @@ __all__ = ["Store"]
 
 Progress = Callable[[int, int], None]
 """Called with payload bytes done and in all, on the calling thread."""
+_BRIEF_BYTES = 16 * 2**20
 _NAME_NOTE = "model."
 """Annotations that begin so are names of the model: shown in refusals, compared never."""
 
@@ -248,7 +249,9 @@ class Store:
             manifest, tokens, into, options=hit.options, namespace=hit.namespace, policy=policy, method=hit.method,
             names=lambda: self._names(entry_id), prober=self._probes, budget=budget,
         )  # fmt: skip
-        with self.entries.while_leased(entry_id) as lease:
+        # A load of little that calls nobody meanwhile has ended before a lease of it could be seen.
+        brief = progress is None and cancelled is None and plan.layout.total_bytes <= _BRIEF_BYTES
+        with nullcontext() if brief else self.entries.while_leased(entry_id) as lease:
             if hit.asked is not None:
                 require_prefix(self.entries, manifest, hit.asked, tokens)
             filled = fill(
@@ -286,7 +289,8 @@ class Store:
     def lease(self, wanted: Hit | str, *, seconds: float = LEASE_SECONDS) -> Lease:
         """Protect an entry from removal inside a ``with``, from a match to the put of what became of it.
 
-        A load and a put with a base hold one by themselves, for as long as they run. It ends with the process.
+        A put with a base holds one by itself for as long as it runs, and so does a load, but for one that has ended
+        in a moment. It ends with the process.
 
         Args:
             wanted: A hit; or an entry's id, prefix of an id, or label.

@@ -28,6 +28,10 @@ __all__ = [
 ]  # fmt: skip
 
 _ADD_NOTES: Final = notes.insert()
+_USED: Final = sa.select(entries.c.accessed_at).where(entries.c.entry_id == sa.bindparam("entry"))
+_USE: Final = (
+    entries.update().where(entries.c.entry_id == sa.bindparam("entry")).values(accessed_at=sa.bindparam("now"))
+)
 _TOUCH_EVERY: Final = 3600 * 1_000_000
 """Microseconds: access times are coarse, so that readers seldom write."""
 
@@ -178,14 +182,14 @@ def check_annotation(name: str, value: Json) -> str:
 def touch(opened: Opened, entry_id: Digest) -> None:
     """Note that an entry was used, at most once an hour, where nobody else is writing and there is room for it."""
     now = now_micros()
-    with opened.index.read() as connection:
-        query = sa.select(entries.c.accessed_at).where(entries.c.entry_id == entry_id)
-        last = connection.execute(query).scalar()
+    (read, last), opened.last_read = opened.last_read, (None, None)
+    if read != entry_id:
+        with opened.index.read() as connection:
+            last = connection.execute(_USED, {"entry": entry_id}).scalar()
     if last is None or now - last < _TOUCH_EVERY or opened.read_only:
         return
-    change = entries.update().where(entries.c.entry_id == entry_id).values(accessed_at=now)
     with suppress(KVStoreError), opened.index.write(once()) as connection:
-        connection.execute(change)
+        connection.execute(_USE, {"entry": entry_id, "now": now})
 
 
 def add_receipt(opened: Opened, receipt: Receipt) -> None:

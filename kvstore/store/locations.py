@@ -75,7 +75,7 @@ _FIND: Final[sa.Select[Any]] = sa.select(*_COLUMNS).where(
     objects.c.namespace == sa.bindparam("namespace"), objects.c.payload.in_(sa.bindparam("payloads", expanding=True))
 )
 _OF_ENTRY: Final[sa.Select[Any]] = (
-    sa.select(*_COLUMNS)
+    sa.select(*_COLUMNS, entries.c.accessed_at)
     .select_from(objects.join(refs, refs.c.object_key == objects.c.object_key))
     .join(entries, entries.c.entry_key == refs.c.entry_key)
     .where(entries.c.entry_id == sa.bindparam("entry_id"))
@@ -93,9 +93,10 @@ def find_locations(
     return found
 
 
-def locations_of_entry(connection: sa.Connection, entry_id: Digest) -> list[Location]:
-    """The rows of every object that an entry refers to."""
-    return [_location(row) for row in connection.execute(_OF_ENTRY, {"entry_id": entry_id})]
+def locations_of_entry(connection: sa.Connection, entry_id: Digest) -> tuple[list[Location], int | None]:
+    """The rows of every object that an entry refers to; when the entry was used, or None where no row is found."""
+    rows = connection.execute(_OF_ENTRY, {"entry_id": entry_id}).all()
+    return [_location(row[:-1]) for row in rows], rows[0][-1] if rows else None
 
 
 def _location(row: Sequence[Any]) -> Location:

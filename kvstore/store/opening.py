@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Literal
 
 from kvstore.errors import KVStoreError, fail
+from kvstore.format.digest import Digest
 from kvstore.store.config import Paths, StoreConfig, ensure_layout, open_config, write_config
 from kvstore.store.documents import Documents
 from kvstore.store.fs import os_errors, sync_paths
@@ -34,6 +35,7 @@ class Opened:
         paths, config: Where it is and what it says of itself.
         index, objects, manifests, receipts: Its four parts.
         full: Whether to flush the drive's own cache too.
+        last_read: The entry whose manifest was read last, and when it had been used: spares noting that a query.
     """
 
     def __init__(
@@ -49,6 +51,7 @@ class Opened:
         self.receipts = Documents(paths.receipts)
         self.locations = Locations()
         self.verified = Verified(index)
+        self.last_read: tuple[Digest | None, int | None] = (None, None)
         self._copied = copied
         self._device = _device(paths.root), _device(paths.root.parent)
         if not index.read_only:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import lru_cache
 from typing import Final, Literal
 
 import numpy as np
@@ -60,17 +61,24 @@ def read_manifest(opened: Opened, entry_id: Digest) -> Manifest:
             "MANIFEST_DIGEST_MISMATCH", "the digest of a manifest", expected=entry_id, found=found,
             fix="Put the cache again, or remove the entry.",
         )  # fmt: skip
-    manifest = parse_manifest(data)
+    manifest = _parsed(data)
     opened.locations.put(manifest.namespace, locations)
     return manifest
 
 
+@lru_cache(maxsize=8)
+def _parsed(data: bytes) -> Manifest:
+    """An entry is asked what it reads, then read; and a conversation's is, turn after turn."""
+    return parse_manifest(data)
+
+
 def _locations(opened: Opened, entry_id: Digest) -> list[Location]:
     with opened.index.read() as connection:
-        found = locations_of_entry(connection, entry_id)
+        found, used = locations_of_entry(connection, entry_id)
         if not found:
             # Either there is no such entry, or rows of it are gone and each payload is looked up by itself.
             entry_key(connection, entry_id)
+    opened.last_read = entry_id, used
     return found
 
 

@@ -113,7 +113,7 @@ def _compare(opened: Opened, manifest: Manifest) -> list[Finding]:
     needed = {ref.digest for ref in (*manifest.payloads(), manifest.prefix.token_ids)}
     with opened.index.read() as connection:
         row = connection.execute(entries.select().where(entries.c.entry_id == manifest.entry_id)).mappings().first()
-        held = {location.name.payload for location in locations_of_entry(connection, manifest.entry_id)}
+        held = {location.name.payload for location in locations_of_entry(connection, manifest.entry_id)[0]}
         misplaced = check_place(connection, manifest)
     if row is None:
         return []

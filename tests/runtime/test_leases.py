@@ -40,6 +40,17 @@ def test_a_load_holds_a_lease_while_it_reads(store: kvstore.Store, models: Path)
     assert logits(model, restored.cache, NEXT) == logits(model, prefilled(model, COUNT), NEXT)
 
 
+def test_a_brief_load_takes_no_lease(store: kvstore.Store, models: Path) -> None:
+    """It would cost more than the load; one that calls somebody meanwhile may take any time."""
+    model = tiny(models, "llama")
+    entry, sessions = put(store, model), store.entries.root / "tmp"
+    before = sessions.stat().st_mtime_ns
+    store.load(entry, into=model)
+    assert sessions.stat().st_mtime_ns == before
+    store.load(entry, into=model, cancelled=lambda: False)
+    assert sessions.stat().st_mtime_ns > before
+
+
 def test_a_put_holds_a_lease_on_its_base(store: kvstore.Store, models: Path) -> None:
     model = tiny(models, "llama")
     entry = put(store, model)
