@@ -29,12 +29,15 @@ __all__ = ["get"]
 @click.option("--method", metavar="NAME", help="The lossy method that made the entry, if one did.")
 @click.option("--file-codec", type=click.Choice(["none", "gzip", "zstd"]), default="none", show_default=True,
               help="Compression of a wp30-cache-2 file.")
+@click.option("--file-level", type=click.IntRange(1, 22), metavar="N",
+              help="Its level; by default 6 for gzip, which has 9, and 3 for zstd.")
 @click.option("--set", "settings", multiple=True, metavar="KEY=VALUE",
               help="A value of a wp30-cache-2 manifest, text or JSON; may be given often.")
 @click.option("--force", is_flag=True, help="Replace the file if it is there.")
 def get(
     session: Session, ref: str, model: str, adapter_path: Path | None, output: Path, form: str, shape: Any,
-    draft_model: str | None, method: str | None, file_codec: str, settings: tuple[str, ...], force: bool,  # noqa: FBT001 - click calls by name
+    draft_model: str | None, method: str | None, file_codec: str, file_level: int | None, settings: tuple[str, ...],
+    force: bool,  # noqa: FBT001 - click calls by name
 ) -> None:  # fmt: skip
     """Write an entry as a file that mlx_lm.generate reads.
 
@@ -47,6 +50,8 @@ def get(
     given = parse_settings(settings)
     if form == "mlx-lm" and (given or file_codec != "none"):
         raise fail("USAGE", "--set and --file-codec are for --format wp30-cache-2")
+    if file_level is not None and file_level > {"none": 0, "gzip": 9, "zstd": 22}[file_codec]:
+        raise fail("USAGE", "--file-level", expected="1 to 9 for gzip, 1 to 22 for zstd", found=file_level)
     if form != "mlx-lm" and shape is not None:
         raise fail("USAGE", "--mlx-lm-shape is for --format mlx-lm")
     if draft_model and (method or form != "mlx-lm"):
@@ -77,7 +82,7 @@ def get(
             size = write_out(
                 output, cache, store.entries.token_ids(manifest).tolist(), manifest=manifest,
                 identity=bound.identity, annotations=notes, settings=given,
-                codec=file_codec,
+                codec=file_codec, level=file_level,
             )  # fmt: skip
     session.output.result(
         "get",

@@ -49,7 +49,7 @@ def take_in(file: Path, ids: list[int], identity: ModelIdentity) -> Wp30Cache:
 
 def write_out(
     path: Path, cache: Sequence[Any], ids: Sequence[int], *, manifest: Manifest, identity: ModelIdentity,
-    annotations: Mapping[str, Any], settings: Mapping[str, Any], codec: str,
+    annotations: Mapping[str, Any], settings: Mapping[str, Any], codec: str, level: int | None,
 ) -> int:  # fmt: skip
     """Write an entry's caches; returns the file's bytes.
 
@@ -64,7 +64,7 @@ def write_out(
     claims = {**claims_in(annotations), **settings}
     facts = {**facts_for(identity, manifest.method), **{k: v for k, v in claims.items() if k in CORE_KEYS}}
     chosen = next(name for name in CODECS if name == codec)
-    return write_wp30(path, cache, ids, facts, extra=extra_in(claims), codec=chosen).file_bytes
+    return write_wp30(path, cache, ids, facts, extra=extra_in(claims), codec=chosen, level=level).file_bytes
 
 
 def parse_settings(values: Sequence[str]) -> dict[str, Any]:

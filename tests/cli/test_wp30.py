@@ -130,6 +130,21 @@ def test_an_entry_of_our_own_as_such_a_file(kv: Run, model: Path, ids: Path, tmp
     assert {layer.n_kept for layer in layers} == {40}
 
 
+def test_a_file_may_be_packed_harder(kv: Run, model: Path, ids: Path, tmp_path: Path) -> None:
+    entry = kv("put", "--model", model, "--tokens", ids, "--json").document["entry_id"]
+    for codec, low, high in (("gzip", 1, 9), ("zstd", 1, 19)):
+        sizes, payloads = [], []
+        for level in (low, high):
+            out = tmp_path / f"{codec}-{level}"
+            get = ["get", entry, "--model", model, "-o", out, "--format", "wp30-cache-2", "--file-codec", codec]
+            assert kv(*get, "--file-level", level).code == 0
+            data = out.read_bytes()
+            sizes.append(len(data))
+            payloads.append(reference.deserialize(reference.unpack(data, codec))[0])
+        assert sizes[0] > sizes[1]
+        assert [layer.n_kept for layer in payloads[0]] == [layer.n_kept for layer in payloads[1]]
+
+
 def test_get_refuses_what_cannot_be_expressed(models: Path, kv: Run, tmp_path: Path, ids: Path) -> None:
     windowed = real_folder(models / "gemma3-for-wp30", CONFIGS["gemma3"])
     entry = kv("put", "--model", windowed, "--tokens", ids, "--json").document["entry_id"]
@@ -140,8 +155,12 @@ def test_get_refuses_what_cannot_be_expressed(models: Path, kv: Run, tmp_path: P
 
 
 @pytest.mark.parametrize(
-    "more", [["--set", "a=1"], ["--file-codec", "gzip"], ["--format", "wp30-cache-2", "--set", "a"]], ids=str
-)
+    "more", [
+        ["--set", "a=1"], ["--file-codec", "gzip"], ["--file-level", "3"], ["--format", "wp30-cache-2", "--set", "a"],
+        ["--format", "wp30-cache-2", "--file-level", "1"],
+        ["--format", "wp30-cache-2", "--file-codec", "gzip", "--file-level", "10"],
+    ], ids=str,
+)  # fmt: skip
 def test_settings_that_do_not_fit(kv: Run, model: Path, tmp_path: Path, more: list[str]) -> None:
     assert kv("get", "x", "--model", model, "-o", tmp_path / "o.safetensors", *more).code == 2
 
