@@ -162,7 +162,6 @@ CODES: Final[dict[str, Code]] = {
     "ENTRY_LEASED": Code("store", "BusyError", "The entry is in use, so it is not removed."),
     "STORE_IO": Code("store", "KVStoreError", "The operating system refused a read or a write."),
     "NO_SPACE": Code("store", "SpaceError", "The disk is full; nothing was stored."),
-    "QUOTA_EXCEEDED": Code("store", "SpaceError", "The entry is larger than the store's budget."),
     # usage
     "USAGE": Code("usage", "UsageError", "The arguments do not make sense together."),
     "LABEL_INVALID": Code("usage", "UsageError", "A label is not a valid name."),

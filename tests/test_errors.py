@@ -5,12 +5,14 @@ from __future__ import annotations
 import ast
 import json
 import pickle
+import re
 from pathlib import Path
 
 import pytest
 
 import kvstore.errors
 from kvstore.codes import CODES, PHASES
+from kvstore.conformance.index import load_index
 from kvstore.errors import KVStoreError, fail
 
 PACKAGE = Path(kvstore.errors.__file__).parent
@@ -50,6 +52,15 @@ def test_what_is_expected_is_quoted_where_it_is_a_value_and_not_where_it_is_word
     assert str(fail("FIELD_RANGE", "x", expected="BF16", found="F16")) == "x: expected 'BF16', found 'F16'"
     assert str(fail("FIELD_RANGE", "x", expected="a name", found="a b")) == "x: expected a name, found 'a b'"
     assert len(str(fail("FIELD_RANGE", "x", expected="a name " * 1000))) < 300
+
+
+def test_every_code_is_used_and_tested() -> None:
+    """One that nothing raises is a promise that nobody keeps; one that no test meets may be wrong."""
+    sources = "".join(path.read_text() for path in sorted(PACKAGE.rglob("*.py")) if path.name != "codes.py")
+    assert [name for name in CODES if f'"{name}"' not in sources] == []
+    tests = "".join(path.read_text() for path in sorted(Path(__file__).parent.rglob("*.py")))
+    met = set(re.findall(r"[A-Z][A-Z0-9_]+", tests)) | {case.expect.get("code") for case in load_index().cases}
+    assert [name for name in CODES if name not in met] == []
 
 
 def test_codes_that_are_raised_exist() -> None:

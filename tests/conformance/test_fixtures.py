@@ -33,7 +33,7 @@ VALIDATOR = schema_mutants.validator("fixture-index.v1")
 
 READER_PHASES = ("container", "json", "schema", "semantic", "compat", "device", "integrity", "payload", "materialize")
 LIVE_ONLY = {
-    "LAYOUT_MISMATCH", "MODEL_UNBOUND", "BINDING_MISMATCH", "STORED_SIZE_MISMATCH", "QUARANTINED", "MATERIALIZE_FAILED",
+    "MODEL_UNBOUND", "BINDING_MISMATCH", "STORED_SIZE_MISMATCH", "QUARANTINED", "MATERIALIZE_FAILED",
 }  # fmt: skip
 """Codes of the reader's phases that need a live model or a store: no bundle leads to them."""
 

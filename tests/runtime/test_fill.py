@@ -55,6 +55,19 @@ def test_memory_is_what_the_plan_said() -> None:
     assert filled.objects == objects.opened == len(made.manifest.payloads())
 
 
+def test_arrays_that_cannot_be_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is opened for a cache that there is no room for, and nothing is given out."""
+    made = captured(caches(300), 300)
+    wanted, objects = plan(made), MemoryObjects(made)
+
+    def full(*_: Any) -> None:
+        raise RuntimeError("[malloc_or_wait] Unable to allocate 300 bytes.")
+
+    monkeypatch.setattr(mx, "eval", full)
+    assert code_of(fill, objects, wanted) == "MATERIALIZE_FAILED"
+    assert objects.opened == 0
+
+
 def broken(index: int, at: int) -> tuple[Any, MemoryObjects]:
     made = captured(caches(600), 600)
     objects = MemoryObjects(made)
