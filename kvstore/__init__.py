@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     )
     from kvstore.format.receipt import Receipt
     from kvstore.runtime.binding import BoundModel, bind, load_model
+    from kvstore.runtime.chat import chat_ids, divergence
     from kvstore.runtime.identity import ModelIdentity
     from kvstore.runtime.prefill import prefill
     from kvstore.runtime.probe import CacheOptions, Probe, probe
@@ -42,8 +43,8 @@ __version__ = "0.1.0"
 __all__ = [
     "BoundModel", "BusyError", "CacheOptions", "CancelledError", "EntryStore", "Hit", "IncompatibleError",
     "IntegrityError", "InvalidError", "KVStoreError", "ModelIdentity", "NotFoundError", "Probe", "Receipt", "Restored",
-    "SpaceError", "Store", "StoreError", "UnsupportedError", "UsageError", "__version__", "bind", "load_model",
-    "prefill", "probe",
+    "SpaceError", "Store", "StoreError", "UnsupportedError", "UsageError", "__version__", "bind", "chat_ids",
+    "divergence", "load_model", "prefill", "probe",
 ]  # fmt: skip
 
 _HOMES = {
@@ -53,6 +54,7 @@ _HOMES = {
     ),
     "kvstore.format.receipt": ("Receipt",),
     "kvstore.runtime.binding": ("BoundModel", "bind", "load_model"),
+    "kvstore.runtime.chat": ("chat_ids", "divergence"),
     "kvstore.runtime.identity": ("ModelIdentity",),
     "kvstore.runtime.prefill": ("prefill",),
     "kvstore.runtime.probe": ("CacheOptions", "Probe", "probe"),
