@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+import resource
 import time
 from importlib.metadata import version
 from pathlib import Path
@@ -75,8 +76,8 @@ class Others:
 
 
 def _own() -> float:
-    times = os.times()
-    return time.process_time() + times.children_user + times.children_system
+    children = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return time.process_time() + children.ru_utime + children.ru_stime
 
 
 def _busy() -> float | None:
