@@ -23,6 +23,7 @@ from kvstore.format.rules import check_layers
 from kvstore.format.seal import seal
 from kvstore.format.tensors import Payload, Seal
 from kvstore.runtime.base import Base, place_of
+from kvstore.runtime.binding import require_one_rank
 from kvstore.runtime.identity import ModelIdentity
 from kvstore.runtime.kinds import continuation_of, describe, views
 from kvstore.runtime.media import require_media
@@ -76,9 +77,11 @@ def capture(
     Raises:
         InvalidError: CACHE_EMPTY, CACHE_INCONSISTENT, CACHE_BATCHED, METHOD_MISSING, MEDIA_DIGEST_MISSING,
             TOKEN_ID_RANGE.
-        UnsupportedError: CACHE_CLASS_UNKNOWN, DTYPE_UNSUPPORTED.
+        UnsupportedError: CACHE_CLASS_UNKNOWN, DTYPE_UNSUPPORTED; SHARD_UNSUPPORTED in a process that is one of several
+            ranks, whoever's word the identity is.
         CancelledError: CANCELLED.
     """
+    require_one_rank()
     ids = as_token_ids(token_ids)
     name = parse_namespace(namespace)
     layers = describe(cache)

@@ -345,12 +345,19 @@ def test_only_a_module_can_be_bound(base: Path) -> None:
 
 RANK = """
 import sys
+import mlx.core as mx
+from mlx_lm.models.cache import KVCache
 from kvstore.errors import UnsupportedError
 from kvstore.runtime.binding import load_model
-try:
-    load_model(sys.argv[1])
-except UnsupportedError as error:
-    print(error.code, error.detail["found"])
+from kvstore.runtime.capture import capture
+from kvstore.runtime.identity import ModelIdentity
+cache = KVCache()
+cache.update_and_fetch(mx.zeros((1, 1, 2, 8)), mx.zeros((1, 1, 2, 8)))
+for act in (lambda: load_model(sys.argv[1]), lambda: capture([cache], [1, 2], ModelIdentity.from_path(sys.argv[1]))):
+    try:
+        act()
+    except UnsupportedError as error:
+        print(error.code, error.detail["found"])
 """
 
 
@@ -370,7 +377,7 @@ def test_a_sharded_run_is_refused(base: Path, tmp_path: Path) -> None:
         )
         for rank in range(2)
     ]  # fmt: skip
-    assert [rank.communicate(timeout=120)[0].split() for rank in ranks] == [["SHARD_UNSUPPORTED", "2"]] * 2
+    assert [rank.communicate(timeout=120)[0].split() for rank in ranks] == [["SHARD_UNSUPPORTED", "2"] * 2] * 2
 
 
 def test_a_model_that_puts_a_parameter_anew_at_each_pass_stays_bound(tmp_path: Path) -> None:
