@@ -5,12 +5,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
+import kvstore
 from kvstore.format.compat import Wanted, mismatches, signature, signature_digest
 from kvstore.format.digest import sha256_digest
 from kvstore.format.layers import KINDS, LOSSY_KINDS, LayerRecord, TensorRecord, leaves
@@ -21,6 +23,8 @@ from kvstore.runtime.find import find
 from kvstore.runtime.probe import CacheOptions
 from kvstore.store.entry_store import EntryStore
 from kvstore.store.explain import Asked
+from tests.runtime.driving import code_of
+from tests.runtime.tiny import prefilled, tiny, tokens
 from tests.samples import MODEL, TOKENIZER
 from tests.store.brute import Entry, drop, put
 from tests.store.test_match import media_items, prefixes
@@ -116,7 +120,8 @@ def entries(draw: Any, caches: list[tuple[tuple[str, int], ...]], known: list[tu
 
 
 @pytest.fixture(scope="module")
-def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EntryStore]:
+def rows(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EntryStore]:
+    """A store whose entries are rows of the index and no more."""
     with EntryStore.open(tmp_path_factory.mktemp("find")) as store:
         yield store
 
@@ -124,7 +129,7 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EntryStore]:
 @pytest.mark.parametrize("kind", LEAF_KINDS)
 @settings(max_examples=40, deadline=None)
 @given(data=st.data())
-def test_a_match_is_the_best_of_all_that_a_load_accepts(store: EntryStore, kind: str, data: st.DataObject) -> None:
+def test_a_match_is_the_best_of_all_that_a_load_accepts(rows: EntryStore, kind: str, data: st.DataObject) -> None:
     known: list[tuple[int, ...]] = []
     made: list[Made] = []
     caches = data.draw(st.lists(shapes(kind), min_size=1, max_size=2), label="caches")
@@ -140,10 +145,10 @@ def test_a_match_is_the_best_of_all_that_a_load_accepts(store: EntryStore, kind:
     )  # fmt: skip
     method = data.draw(st.sampled_from([one.entry.method for one in made]), label="method")
     # Nothing is drawn from here on, so that no example leaves anything to the next.
-    with store._opened.index.write(durable=False) as connection:
+    with rows._opened.index.write(durable=False) as connection:
         made = [replace(one, entry=put(connection, one.entry)) for one in made]
-    hit = find(store, asked, options=CacheOptions(), method=method)
-    with store._opened.index.write(durable=False) as connection:
+    hit = find(rows, asked, options=CacheOptions(), method=method)
+    with rows._opened.index.write(durable=False) as connection:
         for one in made:
             drop(connection, one.entry)
     wanted = Wanted(asked.model, TOKENIZER, asked.namespace, "strict", asked.signature, method)
@@ -167,3 +172,27 @@ def test_the_layers_of_these_entries_are_valid(kind: str, count: int) -> None:
         prefix = PrefixRecord(count, sha256_digest(b"prefix"), payload_ref(payload_size([token_spec(count)])), ())
         manifest = Manifest(MODEL, TOKENIZER, "default", prefix, layers, groups_of(layers), method)
         assert parse_manifest(manifest.data).layers == layers
+
+
+@pytest.mark.usefixtures("plain_kernels", "own_cache")
+def test_a_match_reads_no_payload_writes_nothing_and_waits_for_nobody(store: kvstore.Store, models: Path) -> None:
+    model = tiny(models, "llama")
+    store.put(prefilled(model, 300), token_ids=tokens(300), model=model)
+    asked = [*tokens(280), 5, 6, 7]
+    expected = store.match(asked, model=model)
+    assert expected.token_count == 280
+    objects, away = store.entries.root / "objects", store.entries.root / "away"
+    with EntryStore.open(store.entries.root) as writer, writer._opened.index.write():
+        objects.rename(away)
+        began = changes(store.entries.root)
+        hit = store.match(asked, model=model)
+        assert (hit, hit.reads) == (expected, expected.reads)
+        assert store.explain(asked, model=model).token_count == 280
+        assert changes(store.entries.root) == began
+        assert store.entries.holders() == []
+    assert code_of(store.load, hit, into=model) == "OBJECT_MISSING"
+
+
+def changes(root: Path) -> list[tuple[str, int, int]]:
+    return sorted((path.name, path.stat().st_size, path.stat().st_mtime_ns) for path in root.rglob("index.sqlite*")
+                  if not path.name.endswith("-shm"))  # fmt: skip
