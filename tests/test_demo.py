@@ -13,7 +13,8 @@ import pytest
 from tests.runtime.model_folders import real_folder
 from tests.runtime.tiny import CONFIGS
 
-DEMO = Path(__file__).resolve().parents[1] / "examples" / "demo.py"
+ROOT = Path(__file__).resolve().parents[1]
+DEMO = ROOT / "examples" / "demo.py"
 
 
 @pytest.fixture(scope="module")
@@ -72,3 +73,17 @@ def test_a_model_that_is_the_same_is_not_refused_and_that_is_an_error(
     done = demo(tmp_path, *step, "refuse")
     assert done.returncode == 1
     assert "a model with other weights found the entry" in done.stderr
+
+
+def test_the_compression_experiment(tmp_path: Path, document: Path) -> None:
+    model = real_folder(tmp_path / "model", CONFIGS["qwen3"])
+    done = subprocess.run(
+        [sys.executable, str(DEMO.with_name("thin.py")), "--model", model, "--document", document,
+         "--store", tmp_path / "store"], capture_output=True, text=True, check=False,
+        env={**os.environ, "MLX_DISABLE_COMPILE": "1", "XDG_CACHE_HOME": str(tmp_path), "PYTHONPATH": str(ROOT)},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    entry, without, restored = done.stdout.splitlines()
+    assert entry.endswith(": 17 of 49 positions")
+    assert without == "without the method's name: 0 tokens"
+    assert restored == "restored as it was"
