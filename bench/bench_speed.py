@@ -10,24 +10,26 @@ from __future__ import annotations
 import statistics
 import tempfile
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any, Final
 
 from bench.child import run_task
 
-__all__ = ["CODECS", "medians", "run"]
+__all__ = ["AGAINST_R1", "medians", "run"]
 
-CODECS: Final = ("small", "fast")
+AGAINST_R1: Final = ("r1 save", "put small", "r1 load", "load small, first", "load small, later")
+"""The tasks that tell size and speed of one codec; without a first read there is no later one."""
+_CODECS: Final = ("small", "fast")
 
 
-def run(*, name: str, rounds: int, codecs: Sequence[str] = CODECS) -> dict[str, Any]:
-    """Medians of seconds and peak bytes for each task on one case, and the sizes."""
+def run(*, name: str, rounds: int, tasks: Collection[str] | None = None) -> dict[str, Any]:
+    """Medians of seconds and peak bytes for each task on one case, or for these tasks alone; and the sizes."""
     found: dict[str, list[dict[str, Any]]] = defaultdict(list)
     for _ in range(rounds):
         with tempfile.TemporaryDirectory(prefix="kvstore-bench-") as folder:
-            _round(Path(folder), name, codecs, found)
-    return {"case": name, "rounds": rounds, "tasks": {task: medians(results) for task, results in found.items()}}
+            _round(Path(folder), name, tasks, found)
+    return {"case": name, "rounds": rounds, "tasks": {task: medians(runs) for task, runs in found.items()}}
 
 
 def medians(results: Sequence[dict[str, Any]]) -> dict[str, Any]:
@@ -43,17 +45,20 @@ def medians(results: Sequence[dict[str, Any]]) -> dict[str, Any]:
     return facts
 
 
-def _round(folder: Path, name: str, codecs: Sequence[str], found: dict[str, list[dict[str, Any]]]) -> None:
+def _round(
+    folder: Path, name: str, tasks: Collection[str] | None, found: dict[str, list[dict[str, Any]]]
+) -> None:  # fmt: skip
     def take(label: str, task: str, **arguments: str) -> None:
-        found[label].append(run_task(task, case=name, **arguments))
+        if tasks is None or label in tasks:
+            found[label].append(run_task(task, case=name, **arguments))
 
     r1, raw = str(folder / "r1"), str(folder / "raw.safetensors")
     take("r1 save", "r1_save", path=r1)
     take("raw save", "raw_save", path=raw)
-    for codec in codecs:
+    for codec in _CODECS:
         take(f"put {codec}", "put", store=str(folder / codec), codec=codec)
     take("r1 load", "r1_load", path=r1)
     take("raw load", "raw_load", path=raw)
-    for codec in codecs:
+    for codec in _CODECS:
         for read in ("first", "later"):
             take(f"load {codec}, {read}", "load", store=str(folder / codec))

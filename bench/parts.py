@@ -46,8 +46,8 @@ def _speed(extent: Extent) -> dict[str, Any]:
     for name in names:
         CASES[name].prepare()
         few = {_LARGE: _LARGE_ROUNDS, **dict.fromkeys(_quantized(), _QUANTIZED_ROUNDS)}.get(name, extent.rounds)
-        codecs = ("small",) if name in _quantized() else bench_speed.CODECS
-        found[name] = bench_speed.run(name=name, rounds=min(few, extent.rounds), codecs=codecs)
+        tasks = bench_speed.AGAINST_R1 if name in _quantized() else None
+        found[name] = bench_speed.run(name=name, rounds=min(few, extent.rounds), tasks=tasks)
     return found
 
 

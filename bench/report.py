@@ -42,7 +42,7 @@ def summary(document: dict[str, Any]) -> str:
         line += f" Not measured: {'; '.join(dict.fromkeys(f.where for f in found if f.met is None))}."
     noisy = sum(figure.noisy for figure in measured)
     if noisy:
-        line += f" In {noisy} rows, marked !, others took more than {NOISY_CORES:g} cores: measure those again."
+        line += f" While {noisy} were measured, marked !, others took more than {NOISY_CORES:g} cores: measure again."
     return line
 
 

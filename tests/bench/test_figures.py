@@ -175,7 +175,7 @@ def test_the_tables_say_what_is_missed_what_is_noisy_and_what_is_not_there() -> 
     assert "met" in row
     assert "0.50 !" in row
     assert "6 of 7 targets that were measured are met. Not measured: qwen-8000" in text
-    assert "In 1 rows, marked !" in text
+    assert "While 1 were measured, marked !" in text
     widths = {line.count("|") for line in page.splitlines() if line.startswith("|") and "gemma-2000" in line}
     assert widths == {9}
 
