@@ -35,7 +35,6 @@ __all__ = ["BEYOND", "Spot", "Step", "ancestors", "locate", "classes", "leaves",
 BEYOND: Final = MAX_TOKENS + 1
 """Stands in ``reach.cut`` for every lowest cut beyond the node's end."""
 
-_DIGEST_BYTES: Final = 32
 _HAS_DIGEST: Final = sa.text("digest IS NOT NULL")
 
 nodes: Final[sa.Table] = sa.Table(
@@ -175,61 +174,47 @@ _CHILD: Final = sa.select(nodes.c.node, nodes.c.ids, nodes.c.media).where(
 )
 
 
-def _deepest() -> sa.Select[tuple[int, int | None, int, bytes, bytes | None]]:
-    """The node of the last digest in ``chain`` that is stored, by bisection.
-
-    Nodes of a stored prefix are there from the root on without a gap, so a digest is stored exactly
-    if all before it are: ``low`` counts digests that are, and number ``high`` is not.
+# These two are text: they are read more easily so, and a first call need not wait for them to be compiled.
+_DEEPEST: Final = sa.text(
     """
-    search = sa.select(
-        sa.literal(0).label("low"), sa.bindparam("beyond", type_=sa.Integer).label("high"),
-        sa.cast(sa.null(), BigKey).label("node"),
-    ).cte("search", recursive=True)  # fmt: skip
-    middle = (search.c.low + search.c.high) // 2
-    chain, first = sa.bindparam("chain", type_=sa.LargeBinary), (middle - 1) * _DIGEST_BYTES + 1
-    digest = sa.func.substr(chain, first, _DIGEST_BYTES, type_=sa.LargeBinary)
-    step = (
-        sa.select(
-            sa.case((nodes.c.node.is_(None), search.c.low), else_=middle),
-            sa.case((nodes.c.node.is_(None), middle), else_=search.c.high),
-            sa.func.coalesce(nodes.c.node, search.c.node),
-        )
-        .select_from(search.outerjoin(nodes, sa.and_(nodes.c.digest == digest, nodes.c.digest.is_not(None))))
-        .where(search.c.high - search.c.low > 1)
+    WITH RECURSIVE search (low, high, node) AS (
+        SELECT 0, CAST(:beyond AS INTEGER), CAST(NULL AS BIGINT)
+        UNION ALL
+        SELECT CASE WHEN known.node IS NULL THEN low ELSE (low + high) / 2 END,
+            CASE WHEN known.node IS NULL THEN (low + high) / 2 ELSE high END,
+            coalesce(known.node, search.node)
+        FROM search LEFT JOIN tree_nodes known
+            ON known.digest = substr(:chain, ((low + high) / 2 - 1) * 32 + 1, 32) AND known.digest IS NOT NULL
+        WHERE high - low > 1
     )
-    search = search.union_all(step)
-    return sa.select(nodes.c.node, nodes.c.parent, nodes.c.end, nodes.c.ids, nodes.c.media).where(
-        nodes.c.node == search.c.node, search.c.high - search.c.low == 1
+    SELECT deepest.node, deepest.parent, deepest."end", deepest.ids, deepest.media
+    FROM search JOIN tree_nodes deepest ON deepest.node = search.node
+    WHERE high - low = 1
+    """
+)
+"""The node of the last digest in ``chain`` that is stored, by bisection.
+
+Nodes of a stored prefix are there from the root on without a gap, so a digest is stored exactly
+if all before it are: ``low`` counts digests that are, and number ``high`` is not.
+"""
+# Only "whole" rows lead on. Integers, because the two databases disagree on booleans.
+_WALK: Final = sa.text(
+    """
+    WITH RECURSIVE walk (node, used, whole) AS (
+        SELECT CAST(:node AS BIGINT), 0, 1
+        UNION
+        SELECT child.node, used + length(child.ids),
+            CASE WHEN substr(:rest, used + 1, length(child.ids)) = child.ids THEN 1 ELSE 0 END
+        FROM walk JOIN tree_nodes child ON child.parent = walk.node AND child.head = substr(:rest, used + 1, 4)
+        WHERE whole = 1
     )
-
-
-_DEEPEST: Final = _deepest()
-
-
-def _walk() -> sa.Select[tuple[int, bytes, bytes | None]]:
-    """Down from a node along the ids of ``rest``; the last row may agree in part."""
-    rest = sa.bindparam("rest", type_=sa.LargeBinary)
-    # Only "whole" rows lead on. Integers, because the two databases disagree on booleans.
-    start = sa.select(
-        sa.bindparam("node", type_=BigKey).label("node"), sa.literal(0).label("used"), sa.literal(1).label("whole")
-    ).cte("walk", recursive=True)
-    size = sa.func.length(nodes.c.ids)
-
-    def part(count: int | sa.ColumnElement[int]) -> sa.ColumnElement[bytes]:
-        return sa.func.substr(rest, start.c.used + 1, count, type_=sa.LargeBinary)
-
-    step = sa.select(
-        nodes.c.node, start.c.used + size, sa.case((part(size) == nodes.c.ids, 1), else_=0)
-    ).where(nodes.c.parent == start.c.node, nodes.c.head == part(ID_BYTES), start.c.whole == 1)  # fmt: skip
-    walk = start.union(step)
-    return (
-        sa.select(nodes.c.node, nodes.c.ids, nodes.c.media)
-        .where(nodes.c.node == walk.c.node, walk.c.used > 0)
-        .order_by(walk.c.used)
-    )
-
-
-_WALK: Final = _walk()
+    SELECT child.node, child.ids, child.media
+    FROM walk JOIN tree_nodes child ON child.node = walk.node
+    WHERE used > 0
+    ORDER BY used
+    """
+)
+"""Down from a node along the ids of ``rest``; the last row may agree in part."""
 
 
 def ancestors() -> sa.CTE:
