@@ -20,7 +20,7 @@ from kvstore.format.prefix import TokenIds, as_token_ids
 from kvstore.limits import MAX_TOKEN_ID
 from kvstore.runtime.binding import BoundModel
 from kvstore.runtime.kinds import arrays_of, describe, evaluate
-from kvstore.runtime.probe import CacheOptions, Probe, make_cache, quantize_cache
+from kvstore.runtime.probe import CacheOptions, Probe, make_cache, probe, quantize_cache
 
 __all__ = ["Prefilled", "default_step", "prefill", "shape_of"]
 
@@ -71,6 +71,8 @@ def prefill(
     module: Any = model.model if isinstance(model, BoundModel) else model
     _require_embedded(module, ids)
     wanted = options or CacheOptions()
+    if wanted.kv_bits is not None and quantized_kv_start <= ids.size:
+        probe(module, wanted)  # refuses what cannot be quantized; the first piece, which would tell, takes seconds
     cache = make_cache(module, replace(wanted, kv_bits=None))
     width, done, total = step or default_step(), 0, int(ids.size)
     every = checkpoint_every or total

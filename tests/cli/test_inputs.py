@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import click
 import pytest
 
 from kvstore.cli import inputs
+from kvstore.cli.get import get
 from kvstore.cli.inputs import encode_prompt, read_prompt, read_token_ids
 from kvstore.errors import InvalidError, UsageError
 from kvstore.format.layers import QUANTIZATION_BITS, QUANTIZATION_GROUPS
+from kvstore.runtime.prompt_shapes import SHAPES
 
 
 @pytest.mark.parametrize(
@@ -74,3 +77,6 @@ def test_chat_needs_a_template() -> None:
 def test_choices_are_those_of_the_format() -> None:
     assert tuple(inputs._BITS.choices) == QUANTIZATION_BITS
     assert tuple(inputs._GROUPS.choices) == QUANTIZATION_GROUPS
+    (shape,) = (option for option in get.params if option.name == "shape")
+    assert isinstance(shape.type, click.Choice)
+    assert tuple(shape.type.choices) == SHAPES

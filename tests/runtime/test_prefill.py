@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 import kvstore
-from kvstore.errors import KVStoreError
+from kvstore.errors import KVStoreError, UsageError
 from kvstore.runtime.kinds import describe
 from kvstore.runtime.prefill import default_step, prefill
 from kvstore.runtime.probe import CacheOptions, make_cache
@@ -75,6 +75,16 @@ def test_quantization_begins_where_it_shall(models: Path) -> None:
 
     assert kinds(0) == kinds(40) == {"kv-quantized"}
     assert kinds(41) == {"kv"}
+
+
+@pytest.mark.parametrize(("family", "group"), [("gemma3", 32), ("qwen3", 64)])
+def test_what_cannot_be_quantized_is_refused_before_anything_is_read(models: Path, family: str, group: int) -> None:
+    model, seen = tiny(models, family), list[tuple[int, int]]()
+    options = CacheOptions(kv_bits=4, kv_group_size=group)
+    with pytest.raises(UsageError, match="cannot be quantized"):
+        prefill(model, tokens(50), options=options, progress=lambda *at: seen.append(at))
+    assert seen == []
+    assert prefill(model, tokens(50), options=options, quantized_kv_start=51).token_ids.size == 50
 
 
 @pytest.mark.parametrize("count", [1, 2, 9, 10])
