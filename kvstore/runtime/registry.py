@@ -146,6 +146,7 @@ def register_kind(cls: type, handler: KindHandler) -> None:
         UsageError: USAGE, where the format has no such kind.
     """
     _load_builtin()
+    _load_last()
     _register(cls, handler)
 
 
@@ -159,11 +160,20 @@ def _register(cls: type, handler: KindHandler) -> None:
 @memo
 def _load_builtin() -> None:
     """Register mlx_lm's classes and ours on first use: it takes a second to import, and whoever has a cache did it."""
-    from kvstore.runtime import kinds_compressed, kinds_kv, kinds_sparse, kinds_state
+    from kvstore.runtime import kinds_kv, kinds_sparse, kinds_state
 
-    for module in (kinds_kv, kinds_state, kinds_sparse, kinds_compressed):
+    for module in (kinds_kv, kinds_state, kinds_sparse):
         for cls, handler in module.builtin():
             _register(cls, handler)
+
+
+@memo
+def _load_last() -> None:
+    """Register a class that lies in its model's module, which few need and all would have to wait for."""
+    from kvstore.runtime import kinds_compressed
+
+    for cls, handler in kinds_compressed.builtin():
+        _register(cls, handler)
 
 
 def handler_for_class(cls: type, where: str = "cache") -> KindHandler:
@@ -174,6 +184,8 @@ def handler_for_class(cls: type, where: str = "cache") -> KindHandler:
         InvalidError: CACHE_BATCHED for the batch classes of mlx_lm.
     """
     _load_builtin()
+    if cls not in _registry.by_class:
+        _load_last()
     handler = _registry.by_class.get(cls)
     if handler is not None:
         return handler
@@ -197,6 +209,8 @@ def handler_for_kind(kind: str) -> KindHandler:
         UnsupportedError: KIND_UNSUPPORTED.
     """
     _load_builtin()
+    if kind not in _registry.by_kind:
+        _load_last()
     handler = _registry.by_kind.get(kind)
     if handler is None:
         raise fail(
