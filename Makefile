@@ -14,8 +14,8 @@ PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11 python3.14; 
 OLDER := 0.31.3
 OLDER_VENV := .venvs/mlx-lm-$(OLDER)
 OLDER_TESTS := tests/older_mlx_lm tests/cli/test_generate.py tests/cli/test_verbs.py tests/cli/test_wp30.py \
-	$(patsubst %,tests/runtime/test_%.py,batch binding capture kinds kinds_refused lazy longest pairs prefill \
-	probe prompt_file prompt_shapes sparse store)
+	$(patsubst %,tests/runtime/test_%.py,batch binding capture kinds kinds_refused lazy pairs prefill probe \
+	prompt_file prompt_shapes sparse store)
 
 .PHONY: demo test test-older check bench setup clean
 
