@@ -46,17 +46,18 @@ class Meter:
         self._before = _resident("VmRSS")
         self._others = Others()
         self._others.__enter__()
-        self._began = time.perf_counter()
+        self._cpu, self._began = time.process_time(), time.perf_counter()
         return self
 
     def __exit__(self, *exc: object) -> None:
-        self.seconds = time.perf_counter() - self._began
+        self.seconds, self.cpu_seconds = time.perf_counter() - self._began, time.process_time() - self._cpu
         self._others.__exit__()
         self.peak_bytes = _resident("VmHWM") - self._before
 
     def facts(self, **more: Any) -> dict[str, Any]:
         """What was measured, and more."""
-        return {"seconds": self.seconds, "peak_bytes": self.peak_bytes, **_other_facts(self._others), **more}
+        times = {"seconds": self.seconds, "cpu_seconds": self.cpu_seconds, **_other_facts(self._others)}
+        return {**times, "peak_bytes": self.peak_bytes, **more}
 
 
 def _other_facts(others: Others) -> dict[str, Any]:
