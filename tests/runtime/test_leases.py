@@ -6,11 +6,13 @@ import os
 import signal
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
 import kvstore
+from kvstore.errors import BusyError, NotFoundError
 from kvstore.store.entry_store import EntryStore
 from tests.runtime.driving import code_of
 from tests.runtime.tiny import NEXT, logits, prefilled, run, tiny, tokens
@@ -155,3 +157,71 @@ def test_a_load_that_is_killed_holds_nothing(store: kvstore.Store, models: Path)
     process.communicate()
     store.remove(entry)
     assert not list((store.entries.root / "objects").rglob("*.kvo"))
+
+
+TALKER = """
+import random, sys
+import kvstore
+from kvstore.errors import NotFoundError
+from tests.runtime.tiny import run, tiny, tokens
+from pathlib import Path
+
+rng = random.Random(int(sys.argv[3]))
+model = tiny(Path(sys.argv[2]), "llama")
+with kvstore.Store.open(sys.argv[1]) as store:
+    for line in sys.stdin:
+        ids = tokens(rng.choice((300, 520, 560)), seed=rng.randrange(2))
+        hit = store.match(ids + [1], model=model)
+        try:
+            lease = store.lease(hit)
+        except NotFoundError:
+            # Removed since the match, or a miss: read from the start.
+            receipt = store.put(run(model, model.model.make_cache(), ids), token_ids=ids, model=model)
+            print("new", flush=True)
+            continue
+        with lease:
+            restored = store.load(hit, into=model)
+            run(model, restored.cache, ids[restored.token_count :])
+            store.put(restored.cache, token_ids=ids, model=model, base=hit)
+            print("on", flush=True)
+"""
+
+
+@pytest.mark.race
+def test_conversations_go_on_while_entries_are_removed_and_processes_killed(
+    store: kvstore.Store, models: Path
+) -> None:
+    """From the lease to the put nothing may fail, whatever is removed by name meanwhile."""
+    model = tiny(models, "llama")
+    talkers = [
+        subprocess.Popen(
+            [sys.executable, "-c", TALKER, str(store.entries.root), str(models), str(seed)], stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE, text=True, env={**os.environ, "PYTHONPATH": str(ROOT)},
+        )
+        for seed in (1, 2)
+    ]  # fmt: skip
+    for talker in talkers:
+        assert talker.stdin is not None
+        talker.stdin.write("next\n" * 30)
+        talker.stdin.flush()
+    said: list[str] = []
+    for turn in range(25):
+        for talker in talkers:
+            assert talker.stdout is not None
+            said.append(talker.stdout.readline())
+        for info in store.list() if turn % 3 == 0 else []:
+            with suppress(BusyError, NotFoundError):
+                store.remove(info.entry_id)
+    assert set(said) == {"new\n", "on\n"}
+    talkers[0].send_signal(signal.SIGKILL)
+    talkers[0].communicate()
+    talkers[1].communicate()
+    assert talkers[1].returncode == 0
+    assert store.entries.holders() == []
+    assert store.verify(deep=True).ok
+    for info in store.list():
+        cache = store.load(info.entry_id, into=model, verification="always").cache
+        ids = store.entries.token_ids(store.show(info.entry_id).manifest).tolist()
+        assert store.put(cache, token_ids=ids, model=model).subject == info.entry_id
+        store.remove(info.entry_id)
+    assert store.entries.stats().objects == 0
