@@ -25,7 +25,7 @@ __all__ = [
 ]  # fmt: skip
 
 F = TypeVar("F", bound=Callable[..., Any])
-_ALONE = ("adapter_path", "media", "checkpoint_every", "method")
+_ALONE = ("adapter_path", "media", "checkpoint_every", "method", "any_shape")
 
 
 def draft_option(function: F) -> F:

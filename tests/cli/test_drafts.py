@@ -108,3 +108,10 @@ def test_what_a_pair_cannot_have(kv: Run, main: Path, draft: Path, ids: Path, mo
     ran = kv("put", "--model", main, "--draft-model", draft, "--tokens", ids, *more)
     assert ran.code == 2
     assert "--draft-model does not go with" in ran.err
+
+
+@pytest.mark.parametrize("more", [["--any-shape"], ["--method", "m"]], ids=str)
+def test_what_a_pair_cannot_be_asked_for(kv: Run, main: Path, draft: Path, ids: Path, more: list[str]) -> None:
+    ran = kv("match", "--model", main, "--draft-model", draft, "--tokens", ids, *more)
+    assert ran.code == 2
+    assert "--draft-model does not go with" in ran.err
