@@ -97,7 +97,9 @@ def test_verbs_about_stored_entries_need_no_mlx(filled_store: Path, args: list[s
     assert loaded_after(*args, store=filled_store) & {"mlx", "mlx_lm", "transformers"} == set()
 
 
-def test_match_of_any_shape_by_token_ids_needs_no_model_library(filled_store: Path, model: Path, tmp_path: Path) -> None:
+def test_match_of_any_shape_by_token_ids_needs_no_model_library(
+    filled_store: Path, model: Path, tmp_path: Path
+) -> None:
     ids = tmp_path / "ids.json"
     ids.write_text(json.dumps([n % 61 for n in range(300)]))
     modules = loaded_after("match", "--model", model, "--tokens", ids, "--any-shape", store=filled_store)
