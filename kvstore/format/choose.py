@@ -22,7 +22,7 @@ import numpy as np
 
 from kvstore.format.boxes import Box, Grid, read_box
 from kvstore.format.filters import FILTERS, NONE, Filter, boxed, scratch, split_planes
-from kvstore.format.tensors import Payload
+from kvstore.format.tensors import Payload, TensorSpec
 from kvstore.format.zstd import Coding, compress_planes
 
 __all__ = ["RAW", "Choice", "Plan"]
@@ -61,36 +61,43 @@ Family = tuple[str, tuple[int, ...], str]
 class Choice:
     """Remembers what was chosen, for payloads that are alike: the segments of one cache.
 
-    What is remembered is a family's plan, and that of a tensor whose rows repeat, whatever the number of rows. Whether
-    rows repeat is asked of every payload. Not for two threads at once, and what was chosen first holds: whoever wants
-    the same bytes each time shows the payloads in order.
+    What is remembered is a family's plan, and that of each tensor that was asked for repeats, whatever the number of
+    rows. Not for two threads at once, and what was chosen first holds: whoever wants the same bytes each time shows
+    the payloads in order.
     """
 
     def __init__(self) -> None:
         """Start with nothing chosen."""
-        self._known: dict[Family, Plan] = {}
-        self._repeating: dict[Family, Plan] = {}
+        self._families: dict[Family, Plan] = {}
+        self._tensors: dict[Family, Plan] = {}
+        self._latest: tuple[tuple[TensorSpec, ...], list[Plan]] = ((), [])
 
     def plans(self, payload: Payload) -> list[Plan]:
         """A plan for each tensor of ``payload``, in its order."""
+        # Payloads that are cut alike share their specs, so what holds for one is what was remembered for the next.
+        if self._latest[0] is not payload.specs:
+            self._latest = payload.specs, self._plans(payload)
+        return self._latest[1]
+
+    def _plans(self, payload: Payload) -> list[Plan]:
         plans = [RAW] * len(payload.specs)
         for family, members in _families(payload).items():
-            common = self._known.get(_remembered(family))
+            common = self._families.get(_remembered(family))
             if common is None:
                 sampled = sorted({members[len(members) * quarter // 4] for quarter in (1, 3)})
                 common = _choose(family[0], [payload.arrays[at] for at in sampled])
-                self._known[_remembered(family)] = common
+                self._families[_remembered(family)] = common
             for at in members:
                 plans[at] = common
             for at in members[:_PROBED]:
-                if _rows_repeat(payload.arrays[at]):
-                    plans[at] = self._repeats((*family[:2], payload.specs[at].name), payload.arrays[at], common)
+                plans[at] = self._probed((*family[:2], payload.specs[at].name), payload.arrays[at], common)
         return plans
 
-    def _repeats(self, tensor: Family, array: Array, common: Plan) -> Plan:
-        plan = self._repeating.get(_remembered(tensor))
+    def _probed(self, tensor: Family, array: Array, common: Plan) -> Plan:
+        plan = self._tensors.get(_remembered(tensor))
         if plan is None:
-            plan = self._repeating[_remembered(tensor)] = _choose_repeats(array, common)
+            plan = _choose_repeats(array, common) if _rows_repeat(array) else common
+            self._tensors[_remembered(tensor)] = plan
         return plan
 
 

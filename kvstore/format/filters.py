@@ -103,20 +103,25 @@ def boxed(words: Array, shape: tuple[int, int, int], kind: Filter) -> Array:
 
 
 def split_planes(words: Array, kind: Filter) -> Array:
-    """Filter chunks: words ``[chunks, elements]`` (overwritten) to bytes ``[chunks, planes, elements]``.
+    """Filter chunks: words ``[chunks, elements]`` to bytes ``[chunks, planes, elements]``.
 
     Without planes the result is a view of ``words``; otherwise it is this thread's scratch ``"planes"``.
     """
     count, size = words.shape
     width = words.itemsize
     if not kind.planes:
+        if not words.flags.c_contiguous:
+            together = scratch("natural", words.shape, words.dtype)
+            np.copyto(together, words)
+            words = together
         return words.view(np.uint8).reshape(count, 1, size * width)
     planes = scratch("planes", (count, width, size), np.uint8)
     shifted = scratch("shifted", words.shape, words.dtype)
     if kind.exponent:
+        rotated = scratch("rotated", words.shape, words.dtype)
         np.right_shift(words, 8 * width - 1, out=shifted)
-        np.left_shift(words, 1, out=words)
-        np.bitwise_or(words, shifted, out=words)
+        np.left_shift(words, 1, out=rotated)
+        words = np.bitwise_or(rotated, shifted, out=rotated)
     for plane in range(width - 1):
         np.right_shift(words, 8 * (width - 1 - plane), out=shifted)
         np.copyto(planes[:, plane], shifted, casting="unsafe")

@@ -10,15 +10,15 @@ from typing import Any
 
 import numpy as np
 
-from kvstore.format.boxes import Shape3, box_shape, boxes, read_box
+from kvstore.format.boxes import Grid, Shape3, read_box
 from kvstore.format.choose import RAW, Choice, Plan
-from kvstore.format.digest import Digest
+from kvstore.format.digest import Digest, Readable
 from kvstore.format.filters import scratch, split_planes
 from kvstore.format.object_header import Codec, ObjectHeader, encode_header, encode_table
 from kvstore.format.object_layout import Batch, Group
-from kvstore.format.seal import block_count, check_sums
+from kvstore.format.seal import check_marks
 from kvstore.format.tensors import Payload
-from kvstore.format.zstd import compress_planes
+from kvstore.format.zstd import compress_planes, joined
 from kvstore.limits import MAX_CHUNK_BYTES
 
 __all__ = ["EncodedObject", "ObjectParts", "encode_object"]
@@ -71,8 +71,8 @@ class ObjectParts:
         self._checkpoint = checkpoint or (lambda: None)
         self._hasher = hashlib.sha256()
 
-    def __iter__(self) -> Iterator[bytes]:
-        """The parts.
+    def __iter__(self) -> Iterator[Readable]:
+        """The parts, each in this thread's scratch until the next one is asked for.
 
         Raises:
             IntegrityError: PAYLOAD_DIGEST_MISMATCH where sealed data has changed.
@@ -86,7 +86,7 @@ class ObjectParts:
             frames = compress_planes(split_planes(self._source.words(batch, plan), plan.filter), plan.codings)
             sizes.extend(map(len, frames))
             # One part per batch: many small writes and hash calls cost more than this copy.
-            yield self._count(b"".join(frames))
+            yield self._count(joined(frames))
         yield self._count(encode_table(frame, sizes))
 
     @property
@@ -94,7 +94,7 @@ class ObjectParts:
         """SHA-256 of the parts so far."""
         return Digest(f"sha256:{self._hasher.hexdigest()}")
 
-    def _count(self, part: bytes) -> bytes:
+    def _count(self, part: Readable) -> Readable:
         self._hasher.update(part)
         self.size += len(part)
         return part
@@ -127,7 +127,7 @@ def encode_object(
 ) -> EncodedObject:
     """Encode a payload in memory; :class:`ObjectParts` says what the arguments mean."""
     made = ObjectParts(payload, digest=digest, namespace=namespace, codec=codec, checkpoint=checkpoint)
-    parts = tuple(made)
+    parts = tuple(map(bytes, made))
     return EncodedObject(parts, made.size, made.stored_digest, made.filters)
 
 
@@ -137,43 +137,65 @@ class _Source:
     def __init__(self, payload: Payload, digest: Digest) -> None:
         self._digest = digest
         self._arrays = {spec.name: array for spec, array in zip(payload.specs, payload.arrays, strict=True)}
-        self._sums = None if payload.seal is None else payload.seal.sums
-        self._places = {} if payload.seal is None else _places(payload)
+        self._marks = None if payload.seal is None else _marks(payload, payload.seal.marks)
+        self._data = payload.data
+        self._offsets = {} if payload.data is None else _offsets(payload)
 
     def words(self, batch: Batch, plan: Plan) -> Array:
-        """The elements of a batch ``[chunks, elements]`` in stored order, in this thread's scratch."""
-        box = batch.parts[0][1]
-        dtype = self._arrays[batch.parts[0][0]].dtype
-        natural = scratch("natural", (len(batch.parts), box.size), dtype)
-        boxed = natural.reshape(-1, *box.shape)
-        for at, (name, part) in enumerate(batch.parts):
-            read_box(self._arrays[name], part, boxed[at])
-        if self._sums is not None:
-            rows = natural.view(np.uint8)
-            count = block_count(rows.shape[1])
-            starts = [self._places[name, part.start] for name, part in batch.parts]
-            check_sums(rows, np.concatenate([self._sums[at : at + count] for at in starts]), self._digest)
-        if not plan.filter.channel_major:
-            return natural
-        outer, across, along = box.shape
-        words = scratch("gathered", (len(batch.parts), outer, along, across), dtype)
-        np.copyto(words, natural.reshape(-1, outer, across, along).swapaxes(-1, -2))
-        return words.reshape(len(batch.parts), -1)
+        """The elements of a batch ``[chunks, elements]`` in stored order; to be read before the next batch."""
+        natural = self._natural(batch)
+        if self._marks is not None:
+            rows = natural.reshape(len(natural), -1).view(np.uint8)
+            check_marks(rows, [self._marks[name, part.start] for name, part in batch.parts], self._digest)
+        if plan.filter.channel_major:
+            count, outer, across, along = natural.shape
+            words = scratch("gathered", (count, outer, along, across), natural.dtype)
+            np.copyto(words, natural.swapaxes(-1, -2))
+            return words.reshape(count, -1)
+        return natural.reshape(len(natural), -1, copy=False)
+
+    def _natural(self, batch: Batch) -> Array:
+        """The boxes of a batch, ``[chunks, outer, rows, cols]``: where they are, if at even distances, or gathered."""
+        (name, box), dtype = batch.parts[0], self._arrays[batch.parts[0][0]].dtype
+        shape = (len(batch.parts), *box.shape)
+        if self._data is not None:
+            starts = [self._offsets[name, part.start] for name, part in batch.parts]
+            steps = set(np.diff(starts).tolist())
+            if len(steps) < 2:
+                _, rows, cols = box.shape
+                strides = (steps.pop() if steps else 0, *(dtype.itemsize * n for n in (rows * cols, cols, 1)))
+                return np.ndarray(shape, dtype, self._data.data, starts[0], strides)
+        natural = scratch("natural", shape, dtype)
+        for room, (name, part) in zip(natural, batch.parts, strict=True):
+            read_box(self._arrays[name], part, room)
+        return natural
 
 
-def _places(payload: Payload) -> dict[tuple[str, Shape3], int]:
-    """Where the sums of each box begin."""
-    places, at = {}, 0
-    counts: dict[tuple[tuple[int, ...], int], list[tuple[Shape3, int]]] = {}
+def _places(payload: Payload) -> Iterator[tuple[str, Shape3, int]]:
+    """Every box in the order of the payload's bytes: its tensor, where it begins, its bytes."""
+    known: dict[tuple[tuple[int, ...], int], list[tuple[Shape3, int]]] = {}
     for spec, array in zip(payload.specs, payload.arrays, strict=True):
         kind = spec.shape, array.itemsize
-        if kind not in counts:
-            cut = boxes(box_shape(spec.shape), MAX_CHUNK_BYTES // array.itemsize)
-            counts[kind] = [(box.start, block_count(box.size * array.itemsize)) for box in cut]
-        for start, count in counts[kind]:
-            places[spec.name, start] = at
-            at += count
-    return places
+        if kind not in known:
+            grid = Grid.of(spec.shape, MAX_CHUNK_BYTES // array.itemsize)
+            boxes = map(grid.box, range(grid.count))
+            known[kind] = [(box.start, box.size * array.itemsize) for box in boxes]
+        for start, nbytes in known[kind]:
+            yield spec.name, start, nbytes
+
+
+def _marks(payload: Payload, marks: Sequence[bytes]) -> dict[tuple[str, Shape3], bytes]:
+    """The fingerprint of each box."""
+    return {(name, start): mark for (name, start, _), mark in zip(_places(payload), marks, strict=True)}
+
+
+def _offsets(payload: Payload) -> dict[tuple[str, Shape3], int]:
+    """Where each box begins in the payload's data."""
+    found, at = {}, 0
+    for name, start, nbytes in _places(payload):
+        found[name, start] = at
+        at += nbytes
+    return found
 
 
 def _group(payload: Payload, plans: Sequence[Plan]) -> tuple[Group, ...]:

@@ -56,11 +56,11 @@ class Seal:
 
     Attributes:
         digest: Its digest.
-        sums: Sums over its data, box after box.
+        marks: Fingerprints of its data, box after box.
     """
 
     digest: Digest
-    sums: np.ndarray[Any, np.dtype[np.uint64]]
+    marks: tuple[bytes, ...]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -72,12 +72,14 @@ class Payload:
         arrays: For each spec its data: unsigned integers of the dtype's width, of the spec's shape, possibly strided.
         header: The canonical tensor header.
         seal: What the data was when it was hashed, if anybody has; whoever encodes it checks that it still is.
+        data: The tensors' bytes, where they lie one after another in memory; the arrays are views of them.
     """
 
     specs: tuple[TensorSpec, ...]
     arrays: tuple[UintArray, ...]
     header: bytes
     seal: Seal | None = None
+    data: UintArray | None = None
 
     @classmethod
     def make(cls, tensors: Mapping[str, tuple[str, UintArray]]) -> Payload:
@@ -105,9 +107,23 @@ class Payload:
     def digest(self) -> Digest:
         """SHA-256 of the payload's canonical bytes."""
         hasher = hashlib.sha256(self.header)
-        for rows in self.runs():
+        for rows in self.runs() if self.data is None else (self.data,):
             hasher.update(rows.reshape(-1).data)
         return Digest(f"sha256:{hasher.hexdigest()}")
+
+    def copied(self, room: UintArray) -> Payload:
+        """A copy whose data lies together in ``room``, bytes of at least this payload's size.
+
+        Its memory is not the live cache's, so whatever is read of it, and when, is one state.
+        """
+        data = room[: self.size - len(self.header)]
+        arrays, at = [], 0
+        for array in self.arrays:
+            copy = data[at : at + array.nbytes].view(array.dtype).reshape(array.shape)
+            copy_whole(copy, array)
+            arrays.append(copy)
+            at += array.nbytes
+        return Payload(self.specs, tuple(arrays), self.header, None, data)
 
     def to_bytes(self) -> bytes:
         """The whole payload in memory."""

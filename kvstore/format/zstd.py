@@ -22,7 +22,7 @@ from kvstore.errors import KVStoreError, fail
 from kvstore.format.filters import scratch
 from kvstore.limits import MAX_ZSTD_WINDOW
 
-__all__ = ["Coding", "check_frames", "compress_planes", "decompress_frames", "frame_end", "frame_fault"]
+__all__ = ["Coding", "check_frames", "compress_planes", "decompress_frames", "frame_end", "frame_fault", "joined"]
 
 Coding: TypeAlias = Literal["raw", "entropy", "repeats"]
 """How a plane is compressed: not at all, by its byte frequencies, or by repeats as well. Readers need not know."""
@@ -83,6 +83,16 @@ def compress_planes(planes: Array, codings: Sequence[Coding]) -> list[Any]:
         for at, place in enumerate(places):
             frames[place::count] = [made[index] for index in range(at, len(made), len(places))]
     return frames
+
+
+def joined(frames: Sequence[Any]) -> memoryview:
+    """The frames one after another, in this thread's scratch ``"frames"``: memory that need not be touched anew."""
+    room = scratch("frames", (sum(map(len, frames)),), np.uint8).data
+    at = 0
+    for frame in frames:
+        room[at : at + len(frame)] = memoryview(frame).cast("B")
+        at += len(frame)
+    return room
 
 
 def decompress_frames(frames: memoryview, size: int) -> Array:

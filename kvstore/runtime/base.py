@@ -23,8 +23,7 @@ import xxhash
 from kvstore.format.digest import Digest
 from kvstore.format.groups import PayloadRef, Segment, segments
 from kvstore.format.manifest import Manifest
-from kvstore.format.seal import seal
-from kvstore.format.tensors import Payload, Seal, UintArray
+from kvstore.format.tensors import Payload, UintArray
 
 __all__ = ["Base", "Bases", "Place", "fingerprint", "place_of"]
 
@@ -78,14 +77,11 @@ class Base:
             if ref in marks
         })  # fmt: skip
 
-    def ref(self, place: Place, payload: Payload) -> tuple[PayloadRef, bytes, Seal | None]:
-        """The reference of a payload and its fingerprint; hashed, and sealed, only where it is not what it was."""
+    def ref(self, place: Place, payload: Payload) -> tuple[PayloadRef | None, bytes]:
+        """The reference of a payload, where it is still what it was, and its fingerprint."""
         mark = fingerprint(payload)
         known = self.marks.get(place)
-        if known is not None and known[1] == mark:
-            return known[0], mark, None
-        sealed = seal(payload)
-        return PayloadRef(sealed.digest, payload.size), mark, sealed
+        return (known[0] if known is not None and known[1] == mark else None), mark
 
 
 class Bases:

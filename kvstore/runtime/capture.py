@@ -7,11 +7,13 @@ alone until the entry is published.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import islice
-from typing import Any
+from math import prod
+from typing import TYPE_CHECKING, Any
 
 from kvstore.errors import fail
 from kvstore.format.fields import Fields
@@ -21,14 +23,18 @@ from kvstore.format.manifest import Manifest, MethodRecord, PrefixRecord, check_
 from kvstore.format.prefix import DEFAULT_NAMESPACE, MediaItem, TokenIds, as_token_ids, parse_namespace, prefix_digest
 from kvstore.format.rules import check_layers
 from kvstore.format.seal import seal
-from kvstore.format.tensors import Payload, Seal
+from kvstore.format.tensors import DTYPE_SIZES, Payload, Seal
 from kvstore.runtime.base import Base, place_of
 from kvstore.runtime.binding import require_one_rank
 from kvstore.runtime.identity import ModelIdentity
 from kvstore.runtime.kinds import continuation_of, describe, views
 from kvstore.runtime.media import require_media
 from kvstore.runtime.rows import Rows
-from kvstore.store.parallel import Stop, run_parallel
+from kvstore.store.parallel import Stop, map_parallel
+
+if TYPE_CHECKING:
+    from kvstore.format.object import Plan
+    from kvstore.store.staging import Staging  # needs SQLAlchemy
 
 __all__ = ["Captured", "capture"]
 
@@ -60,6 +66,8 @@ def capture(
     method: MethodRecord | None = None,
     media: Sequence[MediaItem] = (),
     base: Base | None = None,
+    staging: Staging | None = None,
+    progress: Callable[[int, int], None] | None = None,
     cancelled: Callable[[], bool] | None = None,
 ) -> Captured:
     """Read a live cache.
@@ -72,6 +80,8 @@ def capture(
         method: The lossy method that made the state, if one did.
         media: Images and the like within the prefix; all of them, where the model's config says which ids are media.
         base: What the cache was before: segments that are still the same are not hashed again.
+        staging: Where payloads are encoded as they are hashed.
+        progress: Called with bytes staged and in all, on this thread.
         cancelled: Asked between payloads.
 
     Raises:
@@ -90,7 +100,18 @@ def capture(
     _check_method(layers, method)
     _check_records(layers, int(ids.size))
     jobs = _jobs(layers, views(cache))
-    marked = run_parallel(lambda job: _ref(job, base), jobs, stop=Stop(cancelled))
+    total = sum(
+        prod(record.shape) * DTYPE_SIZES[record.dtype] for _, leaf in leaves(layers) for record in leaf.tensors.values()
+    )
+    marked: list[tuple[PayloadRef, bytes | None, Seal | None]] = []
+    done = 0
+    stop = Stop(cancelled) if staging is None else staging.stop
+    with closing(map_parallel(lambda piece: _ref(piece, base, staging), _pieces(jobs, staging), stop=stop)) as results:
+        for result in results:
+            marked.append(result)
+            done += result[0].size
+            if progress is not None and staging is not None and staging.needed:
+                progress(done, total)
     refs = [ref for ref, _, _ in marked]
     tokens = Payload.make({token_spec(ids.size).name: ("U32", ids)})
     token_ref = PayloadRef(tokens.digest(), tokens.size)
@@ -170,35 +191,49 @@ class _Job:
     """One payload: the rows of a segment in all layers of its group."""
 
     paths: tuple[str, ...]
-    layers: dict[str, LayerRecord]
-    rows: Views
+    tensors: Sequence[tuple[str, str, Rows]]
     segment: Segment
     keep: int
 
     def make(self) -> Payload:
         """The payload, as views wherever the rows lie together."""
-        return Payload.make({
-            f"{path}.{role}": (record.dtype, self.rows[path][role].read(self.segment.first, self.segment.rows))
-            for path in self.paths
-            for role, record in self.layers[path].tensors.items()
-        })  # fmt: skip
+        first, count = self.segment.first, self.segment.rows
+        return Payload.make({name: (dtype, rows.read(first, count)) for name, dtype, rows in self.tensors})
 
 
 def _jobs(layers: tuple[LayerRecord, ...], rows: Views) -> list[_Job]:
-    by_path = dict(leaves(layers))
-    return [
-        _Job(paths, by_path, rows, segment, span.keep)
-        for span, paths in plan_groups(layers) for segment in segments(span)
-    ]  # fmt: skip
+    by_path, jobs = dict(leaves(layers)), []
+    for span, paths in plan_groups(layers):
+        tensors = [
+            (f"{path}.{role}", record.dtype, rows[path][role])
+            for path in paths for role, record in by_path[path].tensors.items()
+        ]  # fmt: skip
+        jobs += [_Job(paths, tensors, segment, span.keep) for segment in segments(span)]
+    return jobs
 
 
-def _ref(job: _Job, base: Base | None) -> tuple[PayloadRef, bytes | None, Seal | None]:
-    """A payload's reference, and its seal, by which whoever encodes it sees that it is still the same."""
-    payload = job.make()
-    if base is not None:
-        return base.ref(place_of(job.paths, job.segment, keep=job.keep), payload)
+_Piece = tuple[_Job, Payload, "Sequence[Plan] | None"]
+
+
+def _pieces(jobs: Sequence[_Job], staging: Staging | None) -> Iterator[_Piece]:
+    """Payloads, and how they shall be encoded ahead."""
+    for job in jobs:
+        payload = job.make()
+        yield job, payload, None if staging is None else staging.plans(payload)
+
+
+def _ref(
+    piece: _Piece, base: Base | None, staging: Staging | None
+) -> tuple[PayloadRef, bytes | None, Seal | None]:
+    """A payload's reference, its fingerprint where there is a base, and, where it is to be encoded later, its seal."""
+    job, payload, plans = piece
+    known, mark = (None, None) if base is None else base.ref(place_of(job.paths, job.segment, keep=job.keep), payload)
+    if known is not None:
+        return known, mark, None
+    if staging is not None and plans is not None:
+        return PayloadRef(staging.encode(payload, plans), payload.size), mark, None
     sealed = seal(payload)
-    return PayloadRef(sealed.digest, payload.size), None, sealed
+    return PayloadRef(sealed.digest, payload.size), mark, sealed
 
 
 def _make(job: _Job, sealed: Seal | None) -> Payload:

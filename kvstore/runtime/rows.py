@@ -43,6 +43,9 @@ class Rows:
         """``count`` stored rows from ``first``: a view where they lie together, else a copy. A snapshot comes whole."""
         if self.axis is None:
             return self.buffer
+        if len(self.ranges) == 1:  # nearly always, and a cache has thousands of such reads
+            (start, stop), = self.ranges
+            return _cut(self.buffer, self.axis, start + first, max(0, min(count, stop - start - first)))
         parts = [view for _, view in self._parts(first, count)]
         return parts[0] if len(parts) == 1 else np.concatenate(parts, axis=self.axis)
 

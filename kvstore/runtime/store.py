@@ -20,7 +20,7 @@ from kvstore.format.digest import Digest
 from kvstore.format.json import Json
 from kvstore.format.manifest import MethodRecord
 from kvstore.format.object import Codec
-from kvstore.format.prefix import DEFAULT_NAMESPACE, MediaItem, TokenIds, as_token_ids
+from kvstore.format.prefix import DEFAULT_NAMESPACE, MediaItem, TokenIds, as_token_ids, parse_namespace
 from kvstore.format.receipt import Receipt
 from kvstore.runtime.base import Base, Bases
 from kvstore.runtime.binding import BoundModel, identity_of
@@ -132,16 +132,19 @@ class Store:
         before = None if base is None else entry_of(base)
         known = self._bases.get(before) if before is not None else Base() if remember else None
         names = {_NAME_NOTE + name: text for name, text in identity.names.items()}
-        with self._kept(before) as lease:
+        with self._kept(before) as lease, self.entries.staging(
+            namespace=parse_namespace(namespace), codec=codec, cancelled=cancelled
+        ) as staging:
+            report = refreshing(lease, progress)
             captured = capture(
                 cache, token_ids, identity, namespace=namespace, method=method, media=media, base=known,
-                cancelled=cancelled,
+                staging=staging, progress=report, cancelled=cancelled,
             )  # fmt: skip
             receipt = self.entries.publish(
                 captured.manifest, captured.source, token_ids=captured.token_ids, codec=codec, label=label,
                 annotations={**names, **(annotations or {})}, libraries=library_versions(),
-                device=device_facts() if isinstance(model, BoundModel) else None,
-                progress=refreshing(lease, progress), cancelled=cancelled,
+                device=device_facts() if isinstance(model, BoundModel) else None, staging=staging, progress=report,
+                cancelled=cancelled,
             ).receipt  # fmt: skip
         if captured.base is not None:
             self._bases.keep(receipt.subject, captured.base)

@@ -6,8 +6,8 @@ used from several threads; a forked child opens its own connections.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
@@ -40,6 +40,7 @@ from kvstore.store.put import Put
 from kvstore.store.read import Verification, open_object, read_manifest, read_token_ids
 from kvstore.store.remove import Removed, remove_entries
 from kvstore.store.schema import LIVE, entries, labels, objects
+from kvstore.store.staging import Staging
 from kvstore.store.verify import verify
 
 __all__ = ["EntryStore", "Stats"]
@@ -127,6 +128,15 @@ class EntryStore:
     def __exit__(self, *exc: object) -> None:
         self.close()
 
+    @contextmanager
+    def staging(
+        self, *, namespace: str, codec: Codec = "small", cancelled: Callable[[], bool] | None = None
+    ) -> Iterator[Staging]:
+        """A place for payloads to be encoded before their manifest is made; :meth:`publish` within the ``with``."""
+        self._opened.index.refuse_read_only()
+        with self._opened.session() as session:
+            yield Staging(self._opened, session, namespace=namespace, codec=codec, cancelled=cancelled)
+
     def publish(
         self,
         manifest: Manifest,
@@ -138,6 +148,7 @@ class EntryStore:
         annotations: Mapping[str, Json] | None = None,
         libraries: Mapping[str, str] | None = None,
         device: Mapping[str, Json] | None = None,
+        staging: Staging | None = None,
         progress: Progress | None = None,
         cancelled: Callable[[], bool] | None = None,
     ) -> Written:
@@ -146,7 +157,7 @@ class EntryStore:
             manifest, as_token_ids(token_ids), codec, label, dict(annotations or {}), dict(libraries or {}), device,
             self._durability,
         )  # fmt: skip
-        return publish(self._opened, put, source, progress=progress, cancelled=cancelled)
+        return publish(self._opened, put, source, staging=staging, progress=progress, cancelled=cancelled)
 
     def live_payloads(self, namespace: str, digests: Iterable[Digest]) -> set[Digest]:
         """Which of these payloads the namespace holds."""

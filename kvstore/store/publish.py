@@ -15,7 +15,7 @@ early, a signal included, leaves no temporary file and no visible half of an ent
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing, suppress
+from contextlib import closing, nullcontext, suppress
 from dataclasses import dataclass
 from typing import Final, TypeAlias
 
@@ -35,6 +35,7 @@ from kvstore.store.objects import Staged
 from kvstore.store.opening import Opened
 from kvstore.store.parallel import Stop, map_parallel
 from kvstore.store.put import Put
+from kvstore.store.staging import Staging
 from kvstore.store.temp import Session
 
 __all__ = ["PayloadSource", "Progress", "Written", "publish"]
@@ -68,10 +69,13 @@ class Written:
 
 
 def publish(
-    opened: Opened, put: Put, source: PayloadSource, *, progress: Progress | None = None,
-    cancelled: Callable[[], bool] | None = None,
+    opened: Opened, put: Put, source: PayloadSource, *, staging: Staging | None = None,
+    progress: Progress | None = None, cancelled: Callable[[], bool] | None = None,
 ) -> Written:  # fmt: skip
     """Store an entry durably.
+
+    Args:
+        staging: Payloads of the entry that have been encoded already.
 
     Raises:
         InvalidError: the manifest breaks a rule, or the token ids are not its own.
@@ -87,9 +91,11 @@ def publish(
         # Removed by another process just now: then it is put like a new one.
         with suppress(NotFoundError):
             return _nothing_new(opened, put)
+    ahead = {} if staging is None else staging.staged
     staged: dict[Digest, Staged] = {}
-    with opened.session() as session:
+    with opened.session() if staging is None else nullcontext(staging.session) as session:
         for _ in range(_MOST_TRIES):
+            staged |= {ref.digest: ahead[ref.digest] for ref in absent if ref.digest in ahead}
             wanted = [ref for ref in absent if ref.digest not in staged]
             for item in _stage(opened, session, put, source, tokens, wanted, stop, progress):
                 staged[item.name.payload] = item

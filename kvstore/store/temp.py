@@ -12,10 +12,10 @@ import os
 import secrets
 import shutil
 import sys
+import threading
 import time
 from collections.abc import Iterable
 from concurrent.futures import Future, wait
-from functools import partial
 from pathlib import Path
 from typing import Final, Self
 
@@ -27,7 +27,8 @@ __all__ = ["Session", "boot_id", "garbage_sessions", "is_live", "sweep_sessions"
 
 _YOUNG: Final = 60.0
 """Seconds for which a session of a living process is left alone: its owner may be about to lock it."""
-_LARGE: Final = 256 * 1024
+_FLUSHED_BYTES: Final = 8 * 2**20
+"""Bytes that are flushed together: fewer, and threads would be woken all the time."""
 _OLD: Final = 86400.0
 """Seconds after which a session is garbage on a file system without locks."""
 
@@ -39,6 +40,8 @@ class Session:
         """Make and lock the directory below ``tmp``; raises OSError."""
         self._full = full
         self._unsynced: list[Path] = []
+        self._unsynced_bytes = 0
+        self._guard = threading.Lock()
         self._flushing: list[Future[object]] = []
         self._lock = -1
         while self._lock < 0:
@@ -53,18 +56,26 @@ class Session:
     def write(self, parts: Iterable[Readable]) -> Path:
         """Write a file, part by part as they are made; :meth:`sync` makes it ready to be published. Raises OSError.
 
-        The flush of a large file begins at once: the device works while the next file is made.
+        May be called from several threads. Flushes begin when there is something to flush: the device works while
+        the next files are made.
         """
         path = self.name()
-        if write_file(path, parts, sync=False) >= _LARGE:
-            self._flushing.append(start_waiting(partial(sync_path, full=self._full), path))
-        else:
+        size = write_file(path, parts, sync=False)
+        with self._guard:
             self._unsynced.append(path)
+            self._unsynced_bytes += size
+            if self._unsynced_bytes >= _FLUSHED_BYTES:
+                paths, self._unsynced, self._unsynced_bytes = self._unsynced, [], 0
+                self._flushing.append(start_waiting(self._flush, paths))
         return path
+
+    def _flush(self, paths: Iterable[Path]) -> None:
+        for path in paths:
+            sync_path(path, full=self._full)
 
     def sync(self) -> None:
         """Flush every file that was written since the last time; raises OSError."""
-        paths, self._unsynced = self._unsynced, []
+        paths, self._unsynced, self._unsynced_bytes = self._unsynced, [], 0
         flushing, self._flushing = self._flushing, []
         sync_paths(paths, full=self._full)
         wait_for(flushing)
