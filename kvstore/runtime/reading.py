@@ -27,6 +27,8 @@ __all__ = ["Job", "Objects", "Reading", "plan_jobs"]
 
 _MANY: Final = 4
 """Payloads for each worker from which on one payload is one piece of work; below, a chunk is."""
+_LITTLE_BYTES: Final = 2 * 2**20
+"""Payloads of so many bytes in all are decoded before another thread is awake."""
 
 
 class Objects(Protocol):
@@ -108,16 +110,19 @@ class Reading:
 
     def run(self, jobs: list[Job]) -> Generator[int, None, None]:
         """Yield payload bytes as they are done."""
+        alone = sum(job.ref.size for job in jobs) <= _LITTLE_BYTES
         if len(jobs) >= _MANY * worker_count():
-            yield from map_parallel(self._whole, jobs, stop=self._stop, ordered=False)
+            yield from map_parallel(self._whole, jobs, stop=self._stop, ordered=False, alone=alone)
             return
         held: list[_Held] = []
         with ExitStack() as stack:
             stack.callback(_close_all, held)
-            run_parallel(lambda job: held.append(_Held(self._open(job), job)), jobs, stop=self._stop)
+            run_parallel(lambda job: held.append(_Held(self._open(job), job)), jobs, stop=self._stop, alone=alone)
             work = [(item, chunk) for item in held for chunk in item.reader.chunks]
-            yield from map_parallel(lambda piece: piece[0].decode(piece[1]), work, stop=self._stop, ordered=False)
-            run_parallel(self._finish, jobs, stop=self._stop)
+            yield from map_parallel(
+                lambda piece: piece[0].decode(piece[1]), work, stop=self._stop, ordered=False, alone=alone
+            )
+            run_parallel(self._finish, jobs, stop=self._stop, alone=alone)
 
     @contextmanager
     def _open(self, job: Job) -> Iterator[ObjectReader]:

@@ -58,10 +58,11 @@ class Stop:
 
 
 def run_parallel(
-    function: Callable[[T], R], items: Iterable[T], *, stop: Stop | None = None, window: int | None = None
-) -> list[R]:
+    function: Callable[[T], R], items: Iterable[T], *, stop: Stop | None = None, window: int | None = None,
+    alone: bool = False,
+) -> list[R]:  # fmt: skip
     """The results of ``function`` over ``items``, in order. Raises as :func:`map_parallel`."""
-    with closing(map_parallel(function, items, stop=stop, window=window)) as results:
+    with closing(map_parallel(function, items, stop=stop, window=window, alone=alone)) as results:
         return list(results)
 
 
@@ -72,6 +73,7 @@ def map_parallel(
     stop: Stop | None = None,
     window: int | None = None,
     ordered: bool = True,
+    alone: bool = False,
 ) -> Generator[R, None, None]:
     """Yield the results of ``function`` over ``items``; close the iterator to end early.
 
@@ -82,6 +84,7 @@ def map_parallel(
         stop: Set as soon as one piece fails; the function looks at it between its steps.
         window: Pieces begun and not yet yielded at any time; a few more than there are workers by default.
         ordered: Yield in the order of the items, else as they are done.
+        alone: Let the caller do everything: for work of less than a millisecond or two.
 
     Raises:
         BaseException: what a piece raised first. Errors of others that had already begun are notes on it.
@@ -91,6 +94,9 @@ def map_parallel(
     source = iter(items)
     pending: deque[Future[R]] = deque()
     try:
+        for item in source if alone else ():
+            stop.checkpoint()
+            yield function(item)
         ahead = deque(islice(source, 2))
         if len(ahead) == 1:
             stop.checkpoint()

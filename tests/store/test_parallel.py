@@ -145,3 +145,13 @@ def test_a_single_piece_is_done_by_the_caller() -> None:
         run_parallel(lambda n: int("one"), [7], stop=stop)
     with pytest.raises(CancelledError):
         stop.checkpoint()
+
+
+def test_work_that_is_over_in_a_moment_is_done_by_the_caller() -> None:
+    stop = Stop()
+    with closing(map_parallel(lambda n: (n, threading.current_thread()), range(9), stop=stop, alone=True)) as results:
+        assert [next(results) for _ in range(3)] == [(n, threading.current_thread()) for n in range(3)]
+        stop.set()
+        with pytest.raises(CancelledError):
+            next(results)
+    assert run_parallel(lambda n: n * n, range(9), alone=True) == [n * n for n in range(9)]
