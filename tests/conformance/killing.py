@@ -1,4 +1,4 @@
-"""Switching one error code's checks off, to see whether any fixture notices.
+"""Switching checks off, one of them or all of an error code, to see whether any fixture notices.
 
 Every ``raise`` and every ``return fail(...)`` of the reading code goes through a switch:
 the functions get the bytecode of the same source with just that changed, once. Nothing in
@@ -10,6 +10,7 @@ from __future__ import annotations
 import ast
 import gc
 import importlib
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -31,19 +32,31 @@ SUBJECTS = [
 
 
 class Switch:
-    """The code that is not raised now, if any."""
+    """What is not raised now, if anything.
 
-    off: str | None = None
+    Attributes:
+        off: An error code.
+        off_check: One check: module, function, and which of those in it.
+        met: Checks that have refused something.
+    """
 
-    def raised(self, error: Any) -> None:
-        if not self.silenced(error):
+    def __init__(self) -> None:
+        self.off: str | None = None
+        self.off_check: str | None = None
+        self.met: set[str] = set()
+
+    def raised(self, error: Any, check: str) -> None:
+        if not self.silenced(error, check):
             raise error
 
-    def returned(self, value: Any) -> Any:
-        return None if self.silenced(value) else value
+    def returned(self, value: Any, check: str) -> Any:
+        return None if self.silenced(value, check) else value
 
-    def silenced(self, value: Any) -> bool:
-        return isinstance(value, KVStoreError) and value.code == self.off
+    def silenced(self, value: Any, check: str) -> bool:
+        if not isinstance(value, KVStoreError):
+            return False
+        self.met.add(check)
+        return value.code == self.off or check == self.off_check
 
 
 SWITCH = Switch()
@@ -52,20 +65,32 @@ SWITCH = Switch()
 class _Reroute(ast.NodeTransformer):
     """``raise X`` to a call of the switch, ``return fail(...)`` through it."""
 
+    def __init__(self, module: str) -> None:
+        self.module, self.function = module.removeprefix("kvstore."), ""
+        self.counts: Counter[str] = Counter()
+
+    def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.AST:
+        outer, self.function = self.function, node.name
+        self.generic_visit(node)
+        self.function = outer
+        return node
+
     def visit_Raise(self, node: ast.Raise) -> ast.AST:
         if node.exc is None:
             return node
-        return ast.copy_location(ast.Expr(_call("raised", node.exc)), node)
+        return ast.copy_location(ast.Expr(self.call("raised", node.exc)), node)
 
     def visit_Return(self, node: ast.Return) -> ast.AST:
         match node.value:
-            case ast.Call(func=ast.Name(id="fail" | "_misplaced_table")):
-                node.value = _call("returned", node.value)
+            case ast.Call(func=ast.Name(id="fail" | "_missing_table")):
+                node.value = self.call("returned", node.value)
         return node
 
-
-def _call(name: str, argument: ast.expr) -> ast.Call:
-    return ast.Call(ast.Attribute(ast.Name("_SWITCH", ast.Load()), name, ast.Load()), [argument], [])
+    def call(self, name: str, argument: ast.expr) -> ast.Call:
+        place = f"{self.module}.{self.function}"
+        self.counts[place] += 1
+        method = ast.Attribute(ast.Name("_SWITCH", ast.Load()), name, ast.Load())
+        return ast.Call(method, [argument, ast.Constant(f"{place} {self.counts[place]}")], [])
 
 
 def _codes(code: CodeType) -> Iterator[CodeType]:
@@ -98,5 +123,5 @@ def rerouted() -> Iterator[Switch]:
 
 def _compiled(module: ModuleType) -> CodeType:
     assert module.__file__
-    tree = _Reroute().visit(ast.parse(Path(module.__file__).read_text()))
+    tree = _Reroute(module.__name__).visit(ast.parse(Path(module.__file__).read_text()))
     return compile(ast.fix_missing_locations(tree), module.__file__, "exec")
