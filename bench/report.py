@@ -87,7 +87,8 @@ def _more(document: dict[str, Any]) -> Iterator[tuple[str, list[tuple[str, ...]]
 
 
 def _tasks(tasks: dict[str, Any]) -> list[tuple[str, ...]]:
-    rows: list[tuple[str, ...]] = [("task", "ms", "R1 to this", "processor ms", "peak MB", "ratio", "size to R1's", "others")]
+    head = ("task", "ms", "R1 to this", "processor ms", "peak MB", "ratio", "size to R1's", "others")
+    rows: list[tuple[str, ...]] = [head]
     for name, facts in tasks.items():
         side = "r1 save" if "save" in name or "put" in name else "r1 load"
         ratio = size = ""
@@ -96,7 +97,8 @@ def _tasks(tasks: dict[str, Any]) -> list[tuple[str, ...]]:
             size = f"{facts['stored_bytes'] / tasks['r1 save']['stored_bytes']:.3f}"
         rows.append((
             name, f"{facts['seconds'] * 1e3:.1f}", f"{tasks[side]['seconds'] / facts['seconds']:.2f}",
-            f"{facts['cpu_seconds'] * 1e3:.1f}", f"{facts['peak_bytes'] / 1e6:.1f}", ratio, size, _others(facts["other_cores"]),
+            f"{facts['cpu_seconds'] * 1e3:.1f}", f"{facts['peak_bytes'] / 1e6:.1f}", ratio, size,
+            _others(facts["other_cores"]),
         ))  # fmt: skip
     return rows
 
