@@ -18,6 +18,8 @@ import numpy as np
 from kvstore import errors
 from kvstore.codes import CODES
 from kvstore.format.bundle import bundle_layout
+from kvstore.format.compat import signature, signature_digest
+from kvstore.format.configs import canonical_config, parse_folder_json
 from kvstore.format.digest import sha256_digest
 from kvstore.format.groups import Group, PayloadRef, plan_groups
 from kvstore.format.json import Json, canonical_bytes
@@ -121,8 +123,10 @@ def blocks() -> dict[str, str]:
         "digests": _fence("text", "".join(f"{name:<16}{value}\n" for name, value in {
             "config": made.model.config, "model": made.model.digest, "prefix": made.prefix.digest,
             "token ids": tokens.digest(), "state": state.digest(), "layout": layout.digest, "entry id": made.entry_id,
-            "receipt": receipt().digest,
+            "signature": signature_digest(signature(made.layers), None), "receipt": receipt().digest,
         }.items())),
+        "config-vectors": _fence("text", _config_vectors()),
+        "rings": _fence("text", _rings()),
     }  # fmt: skip
 
 
@@ -132,6 +136,40 @@ def _prefix_vectors() -> str:
     for count in (0, 1, 255, 256, 257, 512, 513, 1000):
         ids = as_token_ids([7919 * n % 262144 for n in range(count)])
         lines.append(f"{count:>5}  {prefix_digest(model().digest, 'default', ids)}")
+    return "\n".join(lines)
+
+
+CONFIGS = (
+    '{"model_type": "toy", "head_dim": 2, "rms_norm_eps": 1e-6, "rope_theta": 10000.0, "torch_dtype": "bfloat16"}',
+    '{"use_cache": true, "text_config": {"eos_token_id": 2, "scale": 0.1}, "a": -0.0, "b": 9007199254740993, "c": 1e21}',
+    r'{"eos_token_id": 2, "model_file": "toy.py", "\u00fc\\": [1.5, null, NaN, {"__float__": "-Infinity"}]}',
+)
+
+
+def _config_vectors() -> str:
+    """Configs as they stand in a file, what is hashed, and its digest."""
+    lines = []
+    for text in CONFIGS:
+        config = canonical_config(parse_folder_json(text.encode(), "config.json"))
+        lines += [text, canonical_bytes(config).decode(), config_digest(config), ""]
+    return "\n".join(lines)
+
+
+RINGS = ((3, 8, 0), (10, 4, 0), (8, 4, 0), (10, 5, 2), (11, 5, 2))
+
+
+def _rings() -> str:
+    """Rings as a live cache fills them: offset, size, kept rows, index, positions as stored and as they lie."""
+    lines = ["offset  max_size  keep  ring_index  stored          in the buffer"]
+    for offset, size, keep in RINGS:
+        buffer: list[int] = []
+        index = 0
+        for position in range(offset):
+            index = keep if index == size else index
+            buffer[index : index + 1] = [position]
+            index += 1
+        stored, lying = (" ".join(map(str, rows)) for rows in (sorted(buffer), buffer))
+        lines.append(f"{offset:>6}  {size:>8}  {keep:>4}  {index:>10}  {stored:<14}  {lying}")
     return "\n".join(lines)
 
 
