@@ -141,7 +141,7 @@ def _prefix_vectors() -> str:
 
 CONFIGS = (
     '{"model_type": "toy", "head_dim": 2, "rms_norm_eps": 1e-6, "rope_theta": 10000.0, "torch_dtype": "bfloat16"}',
-    '{"use_cache": true, "text_config": {"eos_token_id": 2, "scale": 0.1}, "a": -0.0, "b": 9007199254740993, "c": 1e21}',
+    '{"text_config": {"eos_token_id": 2, "scale": 0.1}, "a": -0.0, "b": 9007199254740993, "c": 1e21}',
     r'{"eos_token_id": 2, "model_file": "toy.py", "\u00fc\\": [1.5, null, NaN, {"__float__": "-Infinity"}]}',
 )
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
 
 from kvstore.conformance.index import load_index
+from kvstore.conformance.protocol import Implementation
 from kvstore.store.entry_store import EntryStore
 from scripts import spec_example
 
@@ -35,6 +37,31 @@ def test_the_smallest_bundle(tmp_path: Path) -> None:
     assert there == block("smallest").splitlines()
     with EntryStore.open(tmp_path / "store") as store:
         assert store.import_bundle(folder).written.entry_id == entry
+
+
+def test_the_commands_do_what_the_guide_says(tmp_path: Path) -> None:
+    """With our own implementation in the place of the reader's."""
+    (shell,) = re.findall(r"```sh\n(.*?)```", GUIDE, re.DOTALL)
+    lines = [line.partition(" #")[0].strip() for line in shell.splitlines()]
+    assert lines[0] == "pip install kvstore"
+    program = tmp_path / "my-writer"
+    program.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m kvstore.conformance "$@"\n')
+    program.chmod(0o700)
+    for line in lines[1:]:
+        command = [sys.executable, "-m", "kvstore.cli", *shlex.split(line)[1:]]
+        ran = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+        assert ran.returncode == 0, ran.stdout + ran.stderr
+    assert sorted(path.name for path in (tmp_path / "fixtures").iterdir())[:3] == ["LICENSE", "README.md", "cases"]
+    assert [text.split()[:2] for text in ran.stdout.splitlines()] == [[n, "L3"] for n in ("canon", "prefix", "writer")]
+
+
+def test_the_description_is_one(tmp_path: Path) -> None:
+    (text,) = re.findall(r'```json\n(\{"protocol".*?)\n```', GUIDE)
+    program = tmp_path / "my-writer"
+    program.write_text(f"#!/bin/sh\necho '{text}'\n")
+    program.chmod(0o700)
+    described = Implementation([str(program)]).description
+    assert (described.language, described.roles) == ("Rust", {"canon", "prefix", "writer"})
 
 
 def test_cases_that_are_named_exist() -> None:
