@@ -53,17 +53,17 @@ def _run(given: argparse.Namespace) -> dict[str, Any]:
     extent = Extent(given.rounds or (3 if given.quick else 7), given.quick, given.large, tuple(given.case or ()))
     began = time.perf_counter()
     document: dict[str, Any] = {"format": "kvstore-bench/1", "machine": machine.facts(), "rounds": extent.rounds}
+    OUT.mkdir(exist_ok=True)
     with machine.Others() as others:
         for name in given.only or (["speed"] if given.case else PARTS):
             print(f"{time.perf_counter() - began:6.0f} s  {name}", file=sys.stderr)
             result = PARTS[name](extent)
             if result is not None:
-                document[name] = result
-    document |= {"seconds": time.perf_counter() - began, "other_cores": others.cores}
-    document["figures"] = [figure.document() for figure in figures(document)]
-    OUT.mkdir(exist_ok=True)
-    _LAST.write_text(json.dumps(document, indent=1))
-    return document
+                document |= {name: result, "seconds": time.perf_counter() - began}
+                document["figures"] = [figure.document() for figure in figures(document)]
+                # Part by part: what took minutes is not lost when a later part fails.
+                _LAST.write_text(json.dumps(document, indent=1))
+    return document | {"other_cores": others.cores}
 
 
 if __name__ == "__main__":

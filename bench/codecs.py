@@ -126,13 +126,15 @@ def _own(payloads: list[tuple[Any, Any]], codec: Any) -> Codec:
     from kvstore.format.object import Choice, ObjectParts, parse_object
 
     def encode() -> list[Any]:
-        choice = Choice()
-        return [
-            b"".join(ObjectParts(
-                payload, digest=ref.digest, codec=codec, plans=choice.plans(payload) if codec == "small" else None
-            ))
-            for ref, payload in payloads
-        ]  # fmt: skip
+        choice, made = Choice(), []
+        for ref, payload in payloads:
+            plans = choice.plans(payload) if codec == "small" else None
+            stored = bytearray()
+            # A part lies in scratch until the next one is asked for.
+            for part in ObjectParts(payload, digest=ref.digest, codec=codec, plans=plans):
+                stored += part
+            made.append(stored)
+        return made
 
     def decode(parts: list[Any]) -> list[Any]:
         objects = zip(parts, payloads, strict=True)
