@@ -196,7 +196,7 @@ def _dump(data: bytes) -> str:
 def rewritten(text: str) -> str:
     """SPEC.md's text with its example blocks made anew."""
     made = blocks()
-    text = CODE_TABLE.sub(lambda _: f"<!-- codes -->\n{code_table()}", text)
+    text = CODE_TABLE.sub(lambda _: f"<!-- codes -->\n{code_table(text)}", text)
     text = AREA_TABLE.sub(lambda _: f"<!-- areas -->\n{area_table(text)}", text)
     return BLOCK.sub(lambda match: f"<!-- example {match[1]} -->\n{made[match[1]]}", text)
 
@@ -216,13 +216,29 @@ def area_table(text: str) -> str:
     return "\n".join(rows) + "\n"
 
 
-def code_table() -> str:
+LEVELS = ("must", "should")
+
+
+def naming(text: str) -> dict[str, tuple[str, str]]:
+    """For each code the level and the id of the first requirement that names it; of several levels the highest."""
+    found: dict[str, list[tuple[str, str]]] = {}
+    for key, sentence in re.findall(r"^- (KV-[A-Z]{3}-\d{3}) (.*)$", text, re.MULTILINE):
+        # What is only said to be so is to be refused all the same where it names a code (KV-GEN-004).
+        level = "should" if "SHOULD" in sentence and "MUST" not in sentence else "must"
+        for code in re.findall(r"`([A-Z][A-Z0-9]*(?:_[A-Z0-9]+)+|[A-Z]+)`", sentence):
+            found.setdefault(code, []).append((level, key))
+    return {code: min(names, key=lambda item: LEVELS.index(item[0])) for code, names in found.items()}
+
+
+def code_table(text: str) -> str:
     """The table of error codes."""
-    rows = ["| code | phase | class | exit | meaning |", "| --- | --- | --- | --- | --- |"]
-    rows += [
-        f"| `{name}` | {code.phase} | {code.error} | {getattr(errors, code.error).exit_code} | {code.sentence} |"
-        for name, code in CODES.items()
-    ]
+    names = naming(text)
+    rows = ["| code | phase | level | class | exit | requirement | meaning |", "| --- " * 7 + "|"]
+    for name, code in CODES.items():
+        level, requirement = names.get(name, ("–", "–"))
+        exit_code = getattr(errors, code.error).exit_code
+        cells = (f"`{name}`", code.phase, level, code.error, str(exit_code), requirement, code.sentence)
+        rows.append("| " + " | ".join(cells) + " |")
     return "\n".join(rows) + "\n"
 
 

@@ -132,7 +132,16 @@ def test_error_codes() -> None:
         [f"`{name}`", code.phase, code.error, str(getattr(errors, code.error).exit_code), code.sentence]
         for name, code in CODES.items()
     ]
-    assert table("| code | phase | class | exit | meaning |") == expected
+    rows = table("| code | phase | level | class | exit | requirement | meaning |")
+    assert [[row[0], row[1], row[3], row[4], row[6]] for row in rows] == expected
+    for name, phase, level, _, _, requirement, _ in rows:
+        if requirement == "–":
+            assert (level, phase in ("capture", "profile", "store", "usage")) == ("–", True), name
+        else:
+            sentence = REQUIREMENTS[requirement]
+            assert name in sentence
+            words = set(KEYWORDS.findall(sentence))
+            assert level == ("must" if words & {"MUST", "REQUIRED"} or not words else "should"), name
     assert {code.phase for code in CODES.values()} == set(PHASES)
 
 
