@@ -11,14 +11,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from math import prod
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 
-__all__ = ["Box", "Grid", "Shape3", "box_shape", "boxes", "copy_whole", "read_box", "write_box"]
+__all__ = ["Box", "Grid", "Shape3", "box_shape", "boxes", "read_box", "write_box"]
 
 Shape3 = tuple[int, int, int]
-_MOST_ELEMENT_BYTES: Final = 2**20
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +87,7 @@ def boxes(shape: Shape3, limit: int) -> Iterator[Box]:
 def read_box(array: np.ndarray[Any, Any], box: Box, out: np.ndarray[Any, Any]) -> None:
     """Copy a box of ``array`` (its own rank, any strides) to ``out`` of the box's shape."""
     if out.size == array.size:
-        copy_whole(out.reshape(array.shape), array)
+        np.copyto(out.reshape(array.shape), array)
         return
     for part, at in _parts(array, box):
         np.copyto(out[at], part)
@@ -97,30 +96,10 @@ def read_box(array: np.ndarray[Any, Any], box: Box, out: np.ndarray[Any, Any]) -
 def write_box(array: np.ndarray[Any, Any], box: Box, source: np.ndarray[Any, Any]) -> None:
     """Copy ``source``, of the box's shape, to a box of ``array`` (its own rank, any strides)."""
     if source.size == array.size and source.flags.c_contiguous:
-        copy_whole(array, source.reshape(array.shape))
+        np.copyto(array, source.reshape(array.shape))
         return
     for part, at in _parts(array, box):
         np.copyto(part, source[at])
-
-
-def copy_whole(out: np.ndarray[Any, Any], array: np.ndarray[Any, Any]) -> None:
-    """Copy one array to another of its shape and dtype, both with any strides.
-
-    Where the last two axes lie together, as they do in a cache, each such block is copied as one large element. numpy
-    then keeps the interpreter lock. That is meant: segments have many small tensors, and giving the lock away for some
-    microseconds each time costs two busy threads more than the copies.
-    """
-    size = prod(array.shape[-2:])
-    if array.size and size * array.itemsize <= _MOST_ELEMENT_BYTES:
-        try:
-            element = np.dtype((np.void, size * array.itemsize))
-            blocks = array.reshape(-1, size, copy=False).view(element)
-            np.copyto(out.reshape(-1, size, copy=False).view(element), blocks)
-        except ValueError:
-            pass
-        else:
-            return
-    np.copyto(out, array)
 
 
 def _parts(array: np.ndarray[Any, Any], box: Box) -> Iterator[tuple[np.ndarray[Any, Any], slice]]:

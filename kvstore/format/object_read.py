@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -14,8 +14,10 @@ from kvstore.format.digest import Digest
 from kvstore.format.filters import join_planes, scratch
 from kvstore.format.object_header import ObjectHeader, checked_layout, parse_header, parse_table
 from kvstore.format.object_layout import Batch, Group, Layout
+from kvstore.format.seal import Place, mark_from, print_of
 from kvstore.format.tensors import Payload, TensorSpec, uint_dtype
 from kvstore.format.zstd import check_frames, decompress_frames
+from kvstore.limits import MAX_CHUNK_BYTES
 
 __all__ = ["ObjectReader", "parse_object"]
 
@@ -49,13 +51,16 @@ class ObjectReader:
         self.specs: tuple[TensorSpec, ...] = layout.specs
         self.chunks: tuple[Batch, ...] = layout.batches
 
-    def decode_chunk(self, chunk: Batch, destinations: Mapping[str, Array]) -> None:
+    def decode_chunk(
+        self, chunk: Batch, destinations: Mapping[str, Array], prints: MutableMapping[Place, bytes] | None = None
+    ) -> None:
         """Decode one of :attr:`chunks` into the tensors that it belongs to.
 
         Args:
             chunk: The unit of work.
             destinations: By tensor name, a writable array of the tensor's shape with unsigned integers of the dtype's
                 width; may be a strided view.
+            prints: Gets the fingerprint of each box.
 
         Raises:
             IntegrityError: ZSTD_CORRUPT. The destinations may then hold part of the data.
@@ -65,11 +70,18 @@ class ObjectReader:
             _check_destination(name, chunk.group, destinations)
         for (name, box), found in zip(chunk.parts, self._boxes(chunk), strict=True):
             write_box(destinations[name], box, found)
+            if prints is not None:
+                prints[name, box.start] = print_of(found)
 
     def decode_into(self, destinations: Mapping[str, Array]) -> None:
         """Decode the whole payload, chunk by chunk. Raises as :meth:`decode_chunk`."""
         for chunk in self.chunks:
             self.decode_chunk(chunk, destinations)
+
+    def mark(self, prints: Mapping[Place, bytes]) -> bytes | None:
+        """The mark of the payload whose boxes were decoded; None where a writer cut it into other boxes than we do."""
+        ours = self.header.chunk_bytes == MAX_CHUNK_BYTES
+        return mark_from(self._tensor_header, self.specs, prints) if ours else None
 
     def read_payload(self) -> Payload:
         """The payload in fresh memory. Raises ZSTD_CORRUPT."""

@@ -10,13 +10,13 @@ from typing import Any
 
 import numpy as np
 
-from kvstore.format.boxes import Grid, Shape3, read_box
+from kvstore.format.boxes import read_box
 from kvstore.format.choose import RAW, Choice, Plan
 from kvstore.format.digest import Digest, Readable
 from kvstore.format.filters import scratch, split_planes
 from kvstore.format.object_header import Codec, ObjectHeader, encode_header, encode_table
 from kvstore.format.object_layout import Batch, Group
-from kvstore.format.seal import check_marks
+from kvstore.format.seal import Place, check_prints, places
 from kvstore.format.tensors import Payload
 from kvstore.format.zstd import compress_planes, joined
 from kvstore.limits import MAX_CHUNK_BYTES
@@ -137,16 +137,19 @@ class _Source:
     def __init__(self, payload: Payload, digest: Digest) -> None:
         self._digest = digest
         self._arrays = {spec.name: array for spec, array in zip(payload.specs, payload.arrays, strict=True)}
-        self._marks = None if payload.seal is None else _marks(payload, payload.seal.marks)
+        self._prints: dict[Place, bytes] | None = None
+        if payload.seal is not None:
+            names = (place for place, _ in places(payload.specs))
+            self._prints = dict(zip(names, payload.seal.prints, strict=True))
         self._data = payload.data
         self._offsets = {} if payload.data is None else _offsets(payload)
 
     def words(self, batch: Batch, plan: Plan) -> Array:
         """The elements of a batch ``[chunks, elements]`` in stored order; to be read before the next batch."""
         natural = self._natural(batch)
-        if self._marks is not None:
+        if self._prints is not None:
             rows = natural.reshape(len(natural), -1).view(np.uint8)
-            check_marks(rows, [self._marks[name, part.start] for name, part in batch.parts], self._digest)
+            check_prints(rows, [self._prints[name, part.start] for name, part in batch.parts], self._digest)
         if plan.filter.channel_major:
             count, outer, across, along = natural.shape
             words = scratch("gathered", (count, outer, along, across), natural.dtype)
@@ -171,29 +174,11 @@ class _Source:
         return natural
 
 
-def _places(payload: Payload) -> Iterator[tuple[str, Shape3, int]]:
-    """Every box in the order of the payload's bytes: its tensor, where it begins, its bytes."""
-    known: dict[tuple[tuple[int, ...], int], list[tuple[Shape3, int]]] = {}
-    for spec, array in zip(payload.specs, payload.arrays, strict=True):
-        kind = spec.shape, array.itemsize
-        if kind not in known:
-            grid = Grid.of(spec.shape, MAX_CHUNK_BYTES // array.itemsize)
-            boxes = map(grid.box, range(grid.count))
-            known[kind] = [(box.start, box.size * array.itemsize) for box in boxes]
-        for start, nbytes in known[kind]:
-            yield spec.name, start, nbytes
-
-
-def _marks(payload: Payload, marks: Sequence[bytes]) -> dict[tuple[str, Shape3], bytes]:
-    """The fingerprint of each box."""
-    return {(name, start): mark for (name, start, _), mark in zip(_places(payload), marks, strict=True)}
-
-
-def _offsets(payload: Payload) -> dict[tuple[str, Shape3], int]:
+def _offsets(payload: Payload) -> dict[Place, int]:
     """Where each box begins in the payload's data."""
     found, at = {}, 0
-    for name, start, nbytes in _places(payload):
-        found[name, start] = at
+    for place, nbytes in places(payload.specs):
+        found[place] = at
         at += nbytes
     return found
 

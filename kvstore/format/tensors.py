@@ -17,7 +17,7 @@ from typing import Any, Final, TypeAlias
 import numpy as np
 
 from kvstore.errors import fail
-from kvstore.format.boxes import Box, box_shape, boxes, copy_whole, read_box
+from kvstore.format.boxes import Box, box_shape, boxes, read_box
 from kvstore.format.digest import Digest
 from kvstore.format.filters import scratch
 from kvstore.format.tensor_header import (
@@ -56,11 +56,11 @@ class Seal:
 
     Attributes:
         digest: Its digest.
-        marks: Fingerprints of its data, box after box.
+        prints: Fingerprints of its data, box after box.
     """
 
     digest: Digest
-    marks: tuple[bytes, ...]
+    prints: tuple[bytes, ...]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -120,7 +120,7 @@ class Payload:
         arrays, at = [], 0
         for array in self.arrays:
             copy = data[at : at + array.nbytes].view(array.dtype).reshape(array.shape)
-            copy_whole(copy, array)
+            np.copyto(copy, array)
             arrays.append(copy)
             at += array.nbytes
         return Payload(self.specs, tuple(arrays), self.header, None, data)
@@ -152,7 +152,7 @@ class Payload:
                 # A run holds boxes of one size only, so each begins at a multiple of its width.
                 room, width = gathered[used : used + nbytes].view(array.dtype), nbytes
                 if box is None:
-                    copy_whole(room.reshape(array.shape), array)
+                    np.copyto(room.reshape(array.shape), array)
                 else:
                     read_box(array, box, room.reshape(box.shape))
                 used += nbytes

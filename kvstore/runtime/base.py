@@ -2,58 +2,31 @@
 
 A payload's SHA-256 names it in the store, and taking it is most of the work of a put
 that writes little. So a load, and a put that has a base, keep for each segment a second,
-faster digest of the same canonical bytes: XXH3 with 128 bits, seven times as fast as
-SHA-256 with hardware support, and seeded anew in each process. It is compared with the
-live bytes at the next put, because the caller may have changed the arrays meanwhile. It
-never leaves memory and never names anything.
+faster digest of the same canonical bytes, its *mark* (:mod:`kvstore.format.seal`), several
+times as fast as SHA-256 with hardware support. It is compared with the live bytes at the
+next put, because the caller may have changed the arrays meanwhile. It never leaves memory
+and never names anything.
 """
 
 from __future__ import annotations
 
-import secrets
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final
-
-import numpy as np
-import xxhash
+from typing import Final
 
 from kvstore.format.digest import Digest
 from kvstore.format.groups import PayloadRef, Segment, segments
 from kvstore.format.manifest import Manifest
-from kvstore.format.tensors import Payload, UintArray
 
-__all__ = ["Base", "Bases", "Place", "fingerprint", "place_of"]
+__all__ = ["Base", "Bases", "Place", "place_of"]
 
-_SEED: Final = secrets.randbits(64)
 _MOST_SEGMENTS: Final = 1 << 18
 """Segments that are remembered for all entries together: about 64 MiB, or 64 million tokens of one group."""
 
-_GATHERED_BYTES: Final = 4096
-
 Place = tuple[tuple[str, ...], Segment]
 """A group's layer paths, and a segment with ``first`` left out of account unless it is 0 rows or kept ones."""
-
-
-def fingerprint(payload: Payload) -> bytes:
-    """16 bytes over the payload's canonical bytes; equal ones mean an equal payload, within this process."""
-    hasher = xxhash.xxh3_128(payload.header, seed=_SEED)
-    for array in payload.arrays:
-        _feed(hasher.update, array)
-    return hasher.digest()
-
-
-def _feed(update: Callable[[Any], object], array: UintArray) -> None:
-    """Give the elements in order, in pieces that lie together in memory: gathering costs more than hashing does."""
-    if array.flags.c_contiguous:
-        update(array)
-    elif array.nbytes > _GATHERED_BYTES:
-        for part in array:
-            _feed(update, part)
-    else:
-        update(np.ascontiguousarray(array))
 
 
 def place_of(paths: Sequence[str], segment: Segment, *, keep: int) -> Place:
@@ -63,7 +36,7 @@ def place_of(paths: Sequence[str], segment: Segment, *, keep: int) -> Place:
 
 @dataclass(frozen=True, slots=True)
 class Base:
-    """Segments of one entry: the payload that each of them was, and that payload's fingerprint."""
+    """Segments of one entry: the payload that each of them was, and that payload's mark."""
 
     marks: Mapping[Place, tuple[PayloadRef, bytes]] = field(default_factory=dict)
 
@@ -77,11 +50,10 @@ class Base:
             if ref in marks
         })  # fmt: skip
 
-    def ref(self, place: Place, payload: Payload) -> tuple[PayloadRef | None, bytes]:
-        """The reference of a payload, where it is still what it was, and its fingerprint."""
-        mark = fingerprint(payload)
+    def ref(self, place: Place, mark: bytes) -> PayloadRef | None:
+        """The payload that was there, if it had this mark."""
         known = self.marks.get(place)
-        return (known[0] if known is not None and known[1] == mark else None), mark
+        return known[0] if known is not None and known[1] == mark else None
 
 
 class Bases:

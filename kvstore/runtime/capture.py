@@ -8,7 +8,7 @@ alone until the entry is published.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing
+from contextlib import closing, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import islice
@@ -22,7 +22,7 @@ from kvstore.format.layers import LOSSY_KINDS, LayerRecord, Span, leaves, parse_
 from kvstore.format.manifest import Manifest, MethodRecord, PrefixRecord, check_manifest, token_spec
 from kvstore.format.prefix import DEFAULT_NAMESPACE, MediaItem, TokenIds, as_token_ids, parse_namespace, prefix_digest
 from kvstore.format.rules import check_layers
-from kvstore.format.seal import seal
+from kvstore.format.seal import mark_of, seal
 from kvstore.format.tensors import DTYPE_SIZES, Payload, Seal
 from kvstore.runtime.base import Base, place_of
 from kvstore.runtime.binding import require_one_rank
@@ -225,15 +225,19 @@ def _pieces(jobs: Sequence[_Job], staging: Staging | None) -> Iterator[_Piece]:
 def _ref(
     piece: _Piece, base: Base | None, staging: Staging | None
 ) -> tuple[PayloadRef, bytes | None, Seal | None]:
-    """A payload's reference, its fingerprint where there is a base, and, where it is to be encoded later, its seal."""
+    """A payload's reference, its mark where there is a base, and, where it is to be encoded later, its seal."""
     job, payload, plans = piece
-    known, mark = (None, None) if base is None else base.ref(place_of(job.paths, job.segment, keep=job.keep), payload)
-    if known is not None:
-        return known, mark, None
-    if staging is not None and plans is not None:
-        return PayloadRef(staging.encode(payload, plans), payload.size), mark, None
-    sealed = seal(payload)
-    return PayloadRef(sealed.digest, payload.size), mark, sealed
+    ahead = staging if plans is not None else None
+    with nullcontext(payload) if ahead is None else ahead.copied(payload) as held:
+        mark = None if base is None else mark_of(held)
+        if base is not None and mark is not None:
+            known = base.ref(place_of(job.paths, job.segment, keep=job.keep), mark)
+            if known is not None:
+                return known, mark, None
+        if ahead is not None and plans is not None:
+            return PayloadRef(ahead.encode(held, plans), payload.size), mark, None
+        sealed = seal(held)
+        return PayloadRef(sealed.digest, payload.size), mark, sealed
 
 
 def _make(job: _Job, sealed: Seal | None) -> Payload:

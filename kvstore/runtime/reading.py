@@ -5,18 +5,17 @@ Steps 8, 9 and 11 of the reading order, for each payload that the plan needs.
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator, Mapping
+from collections.abc import Generator, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Protocol
 
 from kvstore.errors import fail
 from kvstore.format.groups import PayloadRef, Segment, segment_tensors, segments
-from kvstore.format.layers import LayerRecord
 from kvstore.format.manifest import Manifest
 from kvstore.format.object import Batch, ObjectReader
-from kvstore.format.tensors import Payload, TensorSpec, canonical_order
-from kvstore.runtime.base import fingerprint
+from kvstore.format.seal import Place
+from kvstore.format.tensors import TensorSpec, canonical_order
 from kvstore.runtime.buffers import Buffers, Target
 from kvstore.store.parallel import Stop, map_parallel, run_parallel, worker_count
 
@@ -25,6 +24,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Job", "Objects", "Reading", "plan_jobs"]
 
+Prints = dict[Place, bytes]
 _MANY: Final = 4
 """Payloads for each worker from which on one payload is one piece of work; below, a chunk is."""
 _LITTLE_BYTES: Final = 2 * 2**20
@@ -49,13 +49,6 @@ class Job:
     segment: Segment
     target: Target
 
-    def payload(self, layers: Mapping[str, LayerRecord]) -> Payload:
-        """What was decoded, as views of where it went."""
-        return Payload.make({
-            f"{path}.{role}": (record.dtype, self.target.destinations[f"{path}.{role}"])
-            for path in self.paths for role, record in layers[path].tensors.items()
-        })  # fmt: skip
-
 
 def plan_jobs(manifest: Manifest, buffers: Buffers) -> Iterator[Job]:
     """The payloads of which rows are needed, in group order."""
@@ -73,16 +66,17 @@ class _Held:
     objects aside by what is raised while they are open.
     """
 
-    def __init__(self, context: AbstractContextManager[ObjectReader], job: Job) -> None:
+    def __init__(self, context: AbstractContextManager[ObjectReader], job: Job, prints: Prints | None) -> None:
         self.reader = context.__enter__()
         self.job = job
+        self.prints = prints
         self._context = context
         self._error: BaseException | None = None
 
     def decode(self, chunk: Batch) -> int:
         """Decode one chunk; returns its bytes."""
         try:
-            self.reader.decode_chunk(chunk, self.job.target.destinations)
+            self.reader.decode_chunk(chunk, self.job.target.destinations, self.prints)
         except BaseException as error:
             self._error = error
             raise
@@ -117,12 +111,16 @@ class Reading:
         held: list[_Held] = []
         with ExitStack() as stack:
             stack.callback(_close_all, held)
-            run_parallel(lambda job: held.append(_Held(self._open(job), job)), jobs, stop=self._stop, alone=alone)
+            run_parallel(
+                lambda job: held.append(_Held(self._open(job), job, self._prints(job))), jobs, stop=self._stop,
+                alone=alone,
+            )  # fmt: skip
             work = [(item, chunk) for item in held for chunk in item.reader.chunks]
             yield from map_parallel(
                 lambda piece: piece[0].decode(piece[1]), work, stop=self._stop, ordered=False, alone=alone
             )
-            run_parallel(self._finish, jobs, stop=self._stop, alone=alone)
+            for item in held:
+                self._finish(item.job, item.reader, item.prints)
 
     @contextmanager
     def _open(self, job: Job) -> Iterator[ObjectReader]:
@@ -132,17 +130,23 @@ class Reading:
             yield reader
 
     def _whole(self, job: Job) -> int:
+        prints = self._prints(job)
         with self._open(job) as reader:
             for chunk in reader.chunks:
                 self._stop.checkpoint()
-                reader.decode_chunk(chunk, job.target.destinations)
-        self._finish(job)
+                reader.decode_chunk(chunk, job.target.destinations, prints)
+            self._finish(job, reader, prints)
         return job.ref.size
 
-    def _finish(self, job: Job) -> None:
+    def _prints(self, job: Job) -> Prints | None:
+        """Room for the fingerprints of what is decoded, where they are of use."""
+        return {} if self._remember and job.target.whole else None
+
+    def _finish(self, job: Job, reader: ObjectReader, prints: Prints | None) -> None:
         job.target.finish()
-        if self._remember and job.target.whole:
-            self.marks[job.ref] = fingerprint(job.payload(self._manifest.leaves))
+        mark = None if prints is None else reader.mark(prints)
+        if mark is not None:
+            self.marks[job.ref] = mark
 
     def _check(self, reader: ObjectReader, job: Job) -> None:
         kind = job.paths, job.segment.rows

@@ -53,6 +53,9 @@ class Rows:
         """A writable view of the places of these stored rows, or None where they do not lie together."""
         if self.axis is None:
             return self.buffer
+        if len(self.ranges) == 1:
+            (start, stop), = self.ranges
+            return _cut(self.buffer, self.axis, start + first, count) if first + count <= stop - start else None
         parts = [view for _, view in self._parts(first, count)]
         whole = len(parts) == 1 and parts[0].shape[self.axis] == count
         return parts[0] if whole else None

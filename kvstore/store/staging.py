@@ -11,7 +11,8 @@ with the session.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Final
 
 import numpy as np
@@ -67,7 +68,14 @@ class Staging:
             return None
         return self._choice.plans(payload) if self._codec == "small" else ()
 
-    def encode(self, payload: Payload, plans: Sequence[Plan]) -> Digest:
+    @contextmanager
+    def copied(self, payload: Payload) -> Iterator[Payload]:
+        """A copy of a payload, to be marked and encoded; may be called from several threads."""
+        room = self._room(payload.size)
+        yield payload.copied(room)
+        self._rooms.append(room)
+
+    def encode(self, copy: Payload, plans: Sequence[Plan]) -> Digest:
         """The payload's digest; its object is staged, unless the store seems to hold what is put.
 
         May be called from several threads.
@@ -76,8 +84,6 @@ class Staging:
             StoreError, SpaceError: of the file system.
             CancelledError: CANCELLED.
         """
-        room = self._room(payload.size)
-        copy = payload.copied(room)
         digest = copy.digest()
         if self._is_needed(digest):
             parts = ObjectParts(
@@ -85,7 +91,6 @@ class Staging:
                 checkpoint=self.stop.checkpoint,
             )  # fmt: skip
             self.staged[digest] = self._opened.objects.stage(self.session, digest, parts)
-        self._rooms.append(room)
         return digest
 
     def _room(self, size: int) -> UintArray:

@@ -12,8 +12,9 @@ import pytest
 
 import kvstore
 from kvstore.format.groups import PayloadRef, Segment
+from kvstore.format.seal import mark_of
 from kvstore.format.tensors import Payload
-from kvstore.runtime.base import Base, Bases, fingerprint, place_of
+from kvstore.runtime.base import Base, Bases, place_of
 from kvstore.runtime.binding import BoundModel
 from kvstore.runtime.capture import capture
 from kvstore.runtime.probe import CacheOptions
@@ -190,8 +191,8 @@ def payload(data: list[int]) -> Payload:
     "changed", [[1, 2, 4], [2, 1, 3], [1 << 63 | 1, 1 << 63 | 2, 3], [1, 2], [1, 2, 3, 0], [0, 3, 3]]
 )
 def test_a_fingerprint_tells_contents_apart(changed: list[int]) -> None:
-    assert fingerprint(payload([1, 2, 3])) == fingerprint(payload([1, 2, 3]))
-    assert fingerprint(payload([1, 2, 3])) != fingerprint(payload(changed))
+    assert mark_of(payload([1, 2, 3])) == mark_of(payload([1, 2, 3]))
+    assert mark_of(payload([1, 2, 3])) != mark_of(payload(changed))
 
 
 def test_a_fingerprint_tells_names_dtypes_and_shapes_apart() -> None:
@@ -200,7 +201,7 @@ def test_a_fingerprint_tells_names_dtypes_and_shapes_apart() -> None:
         Payload.make({name: (dtype, data)})
         for name in ("0.k", "0.v") for dtype in ("BF16", "F16") for data in (rows, rows.reshape(4, 2))
     ]  # fmt: skip
-    assert len({fingerprint(item) for item in made}) == len(made)
+    assert len({mark_of(item) for item in made}) == len(made)
 
 
 def test_kept_rows_are_not_taken_for_the_first_ones() -> None:
