@@ -27,6 +27,7 @@ from kvstore.store.fs import os_errors
 from kvstore.store.locations import Location, find_locations
 from kvstore.store.objects import ObjectName, Staged
 from kvstore.store.opening import Opened
+from kvstore.store.prepared import Prepared
 from kvstore.store.put import Put
 from kvstore.store.rows import Choice, write_entry, write_objects
 from kvstore.store.schema import DOOMED, LIVE, doomed_files, entries, receipts
@@ -89,7 +90,7 @@ class _Drafts:
     receipt_path: Path
 
 
-_DAMAGED: Final = sa.select(entries.c.damaged).where(entries.c.entry_id == sa.bindparam("entry_id"))
+_DAMAGED: Final = Prepared(sa.select(entries.c.damaged).where(entries.c.entry_id == sa.bindparam("entry_id")))
 
 
 def is_intact(opened: Opened, location: Location | None) -> bool:
@@ -103,10 +104,10 @@ def is_intact(opened: Opened, location: Location | None) -> bool:
 def survey(opened: Opened, put: Put) -> tuple[list[PayloadRef], bool]:
     """Payloads that must be encoded, and whether the entry is there whole, so that there is nothing to write."""
     with opened.index.read() as connection:
-        damaged = connection.execute(_DAMAGED, {"entry_id": put.entry_id}).scalar()
+        damaged = _DAMAGED.first(connection, entry_id=put.entry_id)
         known = find_locations(connection, put.manifest.namespace, [ref.digest for ref in put.refs])
     absent = [ref for ref in put.refs if not is_intact(opened, known.get(ref.digest))]
-    if absent or damaged != 0 or any(location.state != LIVE for location in known.values()):
+    if absent or damaged != (0,) or any(location.state != LIVE for location in known.values()):
         return absent, False
     return absent, opened.manifests.read(put.entry_id, MAX_MANIFEST_BYTES) == put.manifest.data
 
@@ -183,8 +184,8 @@ def _move(opened: Opened, put: Put, choice: Choice, drafts: _Drafts, moves: _Mov
     moves.flush()
 
 
-_ADD_RECEIPT: Final = receipts.insert()
-_SPARE: Final = doomed_files.delete().where(doomed_files.c.path == sa.bindparam("spared"))
+_ADD_RECEIPT: Final = Prepared(receipts.insert())
+_SPARE: Final = Prepared(doomed_files.delete().where(doomed_files.c.path == sa.bindparam("spared")))
 
 
 def _record(opened: Opened, connection: sa.Connection, put: Put, choice: Choice, receipt: Receipt) -> bool:
@@ -200,9 +201,9 @@ def _record(opened: Opened, connection: sa.Connection, put: Put, choice: Choice,
         annotate_entry(connection, put.entry_id, put.annotations)
     else:
         add_notes(connection, new, put.annotations)
-    connection.execute(_ADD_RECEIPT, {
-        "digest": receipt.digest, "subject": receipt.subject, "type": receipt.type, "made_at": receipt.made_at
-    })  # fmt: skip
-    spared = (opened.manifests.relative(put.entry_id), opened.receipts.relative(receipt.digest))
-    connection.execute(_SPARE, [{"spared": path} for path in spared])
+    _ADD_RECEIPT(
+        connection, digest=receipt.digest, subject=receipt.subject, type=receipt.type, made_at=receipt.made_at
+    )
+    _SPARE(connection, spared=opened.manifests.relative(put.entry_id))
+    _SPARE(connection, spared=opened.receipts.relative(receipt.digest))
     return new is not None

@@ -20,6 +20,7 @@ from kvstore.store.index import once
 from kvstore.store.locations import batches
 from kvstore.store.naming import entry_key, parse_label
 from kvstore.store.opening import Opened
+from kvstore.store.prepared import Prepared
 from kvstore.store.schema import entries, labels, notes, objects, receipts, refs
 
 __all__ = [
@@ -27,7 +28,7 @@ __all__ = [
     "read_receipts", "remove_label", "touch",
 ]  # fmt: skip
 
-_ADD_NOTES: Final = notes.insert()
+_ADD_NOTE: Final = Prepared(notes.insert())
 _USED: Final = sa.select(entries.c.accessed_at).where(entries.c.entry_id == sa.bindparam("entry"))
 _USE: Final = (
     entries.update().where(entries.c.entry_id == sa.bindparam("entry")).values(accessed_at=sa.bindparam("now"))
@@ -163,9 +164,9 @@ def annotate_entry(connection: sa.Connection, entry_id: Digest, facts: Mapping[s
 def add_notes(connection: sa.Connection, key: int, facts: Mapping[str, Json]) -> None:
     """Give an entry annotations that it does not have; raises as :func:`annotate_entry`."""
     texts = {name: check_annotation(name, value) for name, value in sorted(facts.items())}
-    rows = [{"entry_key": key, "name": name, "value": text} for name, text in texts.items() if facts[name] is not None]
-    if rows:
-        connection.execute(_ADD_NOTES, rows)
+    for name, text in texts.items():
+        if facts[name] is not None:
+            _ADD_NOTE(connection, entry_key=key, name=name, value=text)
 
 
 def check_annotation(name: str, value: Json) -> str:

@@ -15,6 +15,7 @@ import sqlalchemy as sa
 
 from kvstore.format.digest import Digest
 from kvstore.store.objects import ObjectName
+from kvstore.store.prepared import Prepared
 from kvstore.store.schema import LIVE, entries, objects, refs
 
 __all__ = ["Location", "Locations", "batches", "find_locations", "locations_of_entry"]
@@ -71,10 +72,12 @@ _COLUMNS: Final = (
 )  # fmt: skip
 
 
-_FIND: Final[sa.Select[Any]] = sa.select(*_COLUMNS).where(
-    objects.c.namespace == sa.bindparam("namespace"), objects.c.payload.in_(sa.bindparam("payloads", expanding=True))
+_FIND: Final = Prepared(
+    sa.select(*_COLUMNS).where(
+        objects.c.namespace == sa.bindparam("namespace"), objects.c.payload == sa.bindparam("payload")
+    )
 )
-_OF_ENTRY: Final[sa.Select[Any]] = (
+_OF_ENTRY: Final = Prepared(
     sa.select(*_COLUMNS, entries.c.accessed_at)
     .select_from(objects.join(refs, refs.c.object_key == objects.c.object_key))
     .join(entries, entries.c.entry_key == refs.c.entry_key)
@@ -86,16 +89,13 @@ def find_locations(
     connection: sa.Connection, namespace: str, payloads: Iterable[Digest]
 ) -> dict[Digest, Location]:
     """The rows of these payloads, whatever their state."""
-    found: dict[Digest, Location] = {}
-    for part in batches(sorted(set(payloads))):
-        rows = connection.execute(_FIND, {"namespace": namespace, "payloads": part})
-        found.update((item.name.payload, item) for item in map(_location, rows))
-    return found
+    rows = {item: _FIND.first(connection, namespace=namespace, payload=item) for item in sorted(set(payloads))}
+    return {item: _location(row) for item, row in rows.items() if row is not None}
 
 
 def locations_of_entry(connection: sa.Connection, entry_id: Digest) -> tuple[list[Location], int | None]:
     """The rows of every object that an entry refers to; when the entry was used, or None where no row is found."""
-    rows = connection.execute(_OF_ENTRY, {"entry_id": entry_id}).all()
+    rows = _OF_ENTRY(connection, entry_id=entry_id)
     return [_location(row[:-1]) for row in rows], rows[0][-1] if rows else None
 
 

@@ -23,6 +23,7 @@ from kvstore.format.json import Json
 from kvstore.format.prefix import MediaItem, TokenIds, before_media, chain_digests
 from kvstore.limits import BLOCK_TOKENS
 from kvstore.store.nodes import Spot, ancestors, locate, nodes, reach
+from kvstore.store.prepared import Prepared
 from kvstore.store.schema import entries
 from kvstore.store.symbols import ID_BYTES, Symbols
 
@@ -184,7 +185,7 @@ def block_digests(model: Digest, namespace: str, ids: TokenIds, media: Sequence[
 def _offers_at(conn: sa.Connection, spot: Spot, most: int) -> list[Offer]:
     """Offers of the node that holds position ``most``; none where it is not among the steps."""
     node = next((step.node for step in spot.steps if step.start < most <= step.end), None)
-    return [] if node is None else [Offer(*row) for row in conn.execute(_AT, {"node": node})]
+    return [] if node is None else [Offer(*row) for row in _AT(conn, node=node)]
 
 
 def _offers_above(conn: sa.Connection, spot: Spot, most: int) -> list[Offer]:
@@ -235,7 +236,7 @@ _OFFER: Final = (
     entries.c.signature, entries.c.method, entries.c.damaged,
 )  # fmt: skip
 _JOINED: Final = reach.join(entries, entries.c.entry_key == reach.c.entry_key)
-_AT: Final = (
+_AT: Final = Prepared(
     sa.select(nodes.c.end, *_OFFER)
     .select_from(_JOINED.join(nodes, nodes.c.node == reach.c.node))
     .where(reach.c.node == sa.bindparam("node"))

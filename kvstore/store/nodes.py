@@ -27,6 +27,7 @@ from typing import Final
 import sqlalchemy as sa
 
 from kvstore.limits import BLOCK_TOKENS, MAX_TOKENS
+from kvstore.store.prepared import Prepared
 from kvstore.store.schema import METADATA, BigKey, DigestBlob
 from kvstore.store.symbols import ID_BYTES, Symbols
 
@@ -135,12 +136,11 @@ def locate(conn: sa.Connection, chain: Sequence[bytes], symbols: Symbols) -> Spo
     Returns:
         The spot, or None where nothing of this model is stored in this namespace.
     """
-    row = conn.execute(_DEEPEST, {"chain": b"".join(chain), "beyond": len(chain) + 1}).first()
+    row = _DEEPEST.first(conn, chain=b"".join(chain), beyond=len(chain) + 1)
     if row is None:
         return None
-    start = row.end - len(row.ids) // ID_BYTES
-    steps = [Step(row.node, row.parent, start, row.end, row.ids, row.media)]
-    depth: int = row.end
+    node, parent, depth, ids, media = row
+    steps = [Step(node, parent, depth - len(ids) // ID_BYTES, depth, ids, media)]
     for step, common in _inside_block(conn, steps[0], symbols):
         steps.append(step)
         depth = step.start + common
@@ -155,13 +155,12 @@ def _inside_block(conn: sa.Connection, last: Step, symbols: Symbols) -> Iterator
         first = symbols.head(at)
         mark = min(end, symbols.next_mark(at + 1))
         plain = len(first) == ID_BYTES
-        query, sought = (_WALK, {"rest": symbols.ids(at, mark)}) if plain else (_CHILD, {"head": first})
-        rows = conn.execute(query, {"node": node, **sought}).all()
-        for row in rows:
-            common = symbols.common(at, row.ids, row.media)
-            size = len(row.ids) // ID_BYTES
-            yield Step(row.node, node, at, at + size, row.ids, row.media), common
-            node, at = row.node, at + common
+        rows = _WALK(conn, node=node, rest=symbols.ids(at, mark)) if plain else _CHILD(conn, node=node, head=first)
+        for child, ids, media in rows:
+            common = symbols.common(at, ids, media)
+            size = len(ids) // ID_BYTES
+            yield Step(child, node, at, at + size, ids, media), common
+            node, at = child, at + common
             if common < size or not size:
                 return
         # The walk stops at the next mark, where ids alone no longer tell children apart.
@@ -169,13 +168,15 @@ def _inside_block(conn: sa.Connection, last: Step, symbols: Symbols) -> Iterator
             return
 
 
-_CHILD: Final = sa.select(nodes.c.node, nodes.c.ids, nodes.c.media).where(
-    nodes.c.parent == sa.bindparam("node"), nodes.c.head == sa.bindparam("head")
+_CHILD: Final = Prepared(
+    sa.select(nodes.c.node, nodes.c.ids, nodes.c.media).where(
+        nodes.c.parent == sa.bindparam("node"), nodes.c.head == sa.bindparam("head")
+    )
 )
 
 
 # These two are text: they are read more easily so, and a first call need not wait for them to be compiled.
-_DEEPEST: Final = sa.text(
+_DEEPEST: Final = Prepared(sa.text(
     """
     WITH RECURSIVE search (low, high, node) AS (
         SELECT 0, CAST(:beyond AS INTEGER), CAST(NULL AS BIGINT)
@@ -191,14 +192,14 @@ _DEEPEST: Final = sa.text(
     FROM search JOIN tree_nodes deepest ON deepest.node = search.node
     WHERE high - low = 1
     """
-)
+))  # fmt: skip
 """The node of the last digest in ``chain`` that is stored, by bisection.
 
 Nodes of a stored prefix are there from the root on without a gap, so a digest is stored exactly
 if all before it are: ``low`` counts digests that are, and number ``high`` is not.
 """
 # Only "whole" rows lead on. Integers, because the two databases disagree on booleans.
-_WALK: Final = sa.text(
+_WALK: Final = Prepared(sa.text(
     """
     WITH RECURSIVE walk (node, used, whole) AS (
         SELECT CAST(:node AS BIGINT), 0, 1
@@ -213,7 +214,7 @@ _WALK: Final = sa.text(
     WHERE used > 0
     ORDER BY used
     """
-)
+))  # fmt: skip
 """Down from a node along the ids of ``rest``; the last row may agree in part."""
 
 

@@ -10,6 +10,7 @@ import sqlalchemy as sa
 from kvstore.format.compat import signature, signature_digest
 from kvstore.store.locations import Location
 from kvstore.store.objects import Staged
+from kvstore.store.prepared import Prepared
 from kvstore.store.put import Put
 from kvstore.store.schema import LIVE, entries, objects, refs
 from kvstore.store.tree import Filed, file_entry
@@ -32,14 +33,14 @@ class Choice:
     published: list[tuple[Staged, Location | None]] = field(default_factory=list)
 
 
-_ADD_OBJECTS: Final = objects.insert().returning(objects.c.object_key)
+_ADD_OBJECT: Final = Prepared(objects.insert().returning(objects.c.object_key))
 _RAISE: Final = objects.update().where(objects.c.object_key == sa.bindparam("key")).values(state=LIVE)
 _REPLACE: Final = objects.update().where(objects.c.object_key == sa.bindparam("key")).values(
     stored=sa.bindparam("to"), stored_size=sa.bindparam("size"), state=LIVE, verified=None
 )  # fmt: skip
-_THERE: Final = sa.select(entries.c.entry_key).where(entries.c.entry_id == sa.bindparam("entry_id"))
-_ADD_ENTRY: Final = entries.insert().returning(entries.c.entry_key)
-_ADD_REFS: Final = refs.insert()
+_THERE: Final = Prepared(sa.select(entries.c.entry_key).where(entries.c.entry_id == sa.bindparam("entry_id")))
+_ADD_ENTRY: Final = Prepared(entries.insert().returning(entries.c.entry_key))
+_ADD_REF: Final = Prepared(refs.insert())
 
 
 def write_objects(connection: sa.Connection, put: Put, choice: Choice, now: int) -> tuple[list[int], list[int]]:
@@ -70,8 +71,8 @@ def write_objects(connection: sa.Connection, put: Put, choice: Choice, now: int)
         connection.execute(_RAISE, [{"key": location.key} for location in choice.raised])
     if healed:
         connection.execute(_REPLACE, healed)
-    if new:
-        keys += connection.execute(_ADD_OBJECTS, new).scalars()
+    for row in new:
+        keys += _ADD_OBJECT(connection, **row)[0]
     again = [location.key for _, location in published if location is not None]
     return keys + again, again
 
@@ -79,16 +80,17 @@ def write_objects(connection: sa.Connection, put: Put, choice: Choice, now: int)
 def write_entry(connection: sa.Connection, put: Put, object_keys: list[int], now: int) -> int | None:
     """Write the entry's row, its references and its place in the tree; gives its key, or None where it is not new."""
     manifest = put.manifest
-    if connection.execute(_THERE, {"entry_id": put.entry_id}).first():
+    if _THERE(connection, entry_id=put.entry_id):
         return None
     method = None if manifest.method is None else manifest.method.name
     shape = signature_digest(signature(manifest.layers), method)
-    key = connection.execute(_ADD_ENTRY, {
-        "entry_id": put.entry_id, "model_digest": manifest.model.digest, "namespace": manifest.namespace,
-        "token_count": manifest.token_count, "lowest_cut": manifest.lowest_cut, "signature": shape, "method": method,
-        "prefix_digest": manifest.prefix.digest, "raw_bytes": put.raw_bytes, "created_at": now, "accessed_at": now,
-    }).scalar_one()  # fmt: skip
-    connection.execute(_ADD_REFS, [{"entry_key": key, "object_key": object_key} for object_key in sorted(object_keys)])
+    ((key,),) = _ADD_ENTRY(
+        connection, entry_id=put.entry_id, model_digest=manifest.model.digest, namespace=manifest.namespace,
+        token_count=manifest.token_count, lowest_cut=manifest.lowest_cut, signature=shape, method=method,
+        prefix_digest=manifest.prefix.digest, raw_bytes=put.raw_bytes, created_at=now, accessed_at=now,
+    )  # fmt: skip
+    for object_key in sorted(object_keys):
+        _ADD_REF(connection, entry_key=key, object_key=object_key)
     filed = Filed(key, manifest.model.digest, manifest.namespace, manifest.lowest_cut, shape, method)
     file_entry(connection, filed, put.token_ids, manifest.prefix.media)
     return int(key)

@@ -22,7 +22,8 @@ from kvstore.format.digest import Digest
 from kvstore.format.prefix import MediaItem, TokenIds, chain_digests
 from kvstore.limits import BLOCK_TOKENS
 from kvstore.store.nodes import BEYOND, Spot, Step, ancestors, classes, leaves, locate, nodes, reach, roots
-from kvstore.store.schema import entries
+from kvstore.store.prepared import Prepared
+from kvstore.store.schema import DigestBlob, entries
 from kvstore.store.symbols import ID_BYTES, Symbols, head, split_media
 
 __all__ = ["Filed", "add_entry", "file_entry", "refile_entry", "remove_entry"]
@@ -68,9 +69,7 @@ def file_entry(conn: sa.Connection, entry: Filed, ids: TokenIds, media: Sequence
     node = last.node if spot.depth == last.end else _split(conn, last, spot.depth)
     node = _grow(conn, node, spot.depth, blocks, symbols)
     kind = _kind(conn, entry)
-    conn.execute(_ADD_LEAF, {
-        "entry_key": entry.entry_key, "node": node, "kind": kind, "lowest_cut": entry.lowest_cut
-    })  # fmt: skip
+    _ADD_LEAF(conn, entry_key=entry.entry_key, node=node, kind=kind, lowest_cut=entry.lowest_cut)
     _offer(conn, node, kind, entry.lowest_cut, entry.entry_key)
 
 
@@ -101,7 +100,7 @@ def refile_entry(conn: sa.Connection, entry_id: Digest) -> None:
 
 
 def _entry(conn: sa.Connection, entry_id: Digest) -> Filed:
-    row = conn.execute(_FILED, {"entry_id": entry_id}).first()
+    row = _FILED.first(conn, entry_id=entry_id)
     if row is None:
         raise fail("NOT_FOUND", f"entry {entry_id} has no row in the index")
     return Filed(*row)
@@ -113,7 +112,7 @@ def _leaf(conn: sa.Connection, entry_id: Digest) -> sa.Row[tuple[object, ...]] |
 
 def _kind(conn: sa.Connection, entry: Filed) -> int:
     """The class of entries that are offered to the same callers as this one."""
-    for kind, method, damaged in conn.execute(_CLASSES, {"signature": entry.signature}):
+    for kind, method, damaged in _CLASSES(conn, signature=entry.signature):
         if (method, damaged) == (entry.method, entry.damaged):
             return int(kind)
     wanted = {"signature": entry.signature, "method": entry.method, "damaged": entry.damaged}
@@ -122,7 +121,8 @@ def _kind(conn: sa.Connection, entry: Filed) -> int:
 
 
 def _next_node(conn: sa.Connection) -> int:
-    return int(conn.execute(_LAST_NODE).scalar_one()) + 1
+    ((last,),) = _LAST_NODE(conn)
+    return int(last) + 1
 
 
 def _plant(conn: sa.Connection, entry: Filed, digest: bytes) -> Spot:
@@ -161,23 +161,21 @@ def _split(conn: sa.Connection, step: Step, at: int) -> int:
 
 def _grow(conn: sa.Connection, node: int, at: int, blocks: Sequence[bytes], symbols: Symbols) -> int:
     """New nodes below ``node`` for all positions from ``at`` on; the last one."""
-    new, free = [], _next_node(conn)
+    free = _next_node(conn)
     while at < symbols.size:
         end = min(symbols.size, (at // BLOCK_TOKENS + 1) * BLOCK_TOKENS)
         full = end % BLOCK_TOKENS == 0
-        new.append({
-            "node": free, "parent": node, "head": symbols.head(at), "end": end, "ids": symbols.ids(at, end),
-            "media": symbols.media(at, end), "digest": blocks[end // BLOCK_TOKENS] if full else None,
-        })  # fmt: skip
+        _ADD_NODE(
+            conn, node=free, parent=node, head=symbols.head(at), end=end, ids=symbols.ids(at, end),
+            media=symbols.media(at, end), digest=blocks[end // BLOCK_TOKENS] if full else None,
+        )  # fmt: skip
         node, at, free = free, end, free + 1
-    if new:
-        conn.execute(_ADD_NODE, new)
     return node
 
 
 def _offer(conn: sa.Connection, node: int, kind: int, lowest_cut: int, key: int) -> None:
     """Make the entry known at its node and at every node above."""
-    conn.execute(_OFFER, {"node": node, "kind": kind, "lowest_cut": lowest_cut, "entry_key": key, "beyond": BEYOND})
+    _OFFER(conn, node=node, kind=kind, lowest_cut=lowest_cut, entry_key=key, beyond=BEYOND)
 
 
 def _withdraw(conn: sa.Connection, node: int, kind: int, key: int) -> None:
@@ -225,21 +223,23 @@ def _join(conn: sa.Connection, node: int) -> None:
     conn.execute(reach.update().where(reach.c.node == lower.node).values(parent=upper.parent))
 
 
-_FILED: Final = sa.select(*(entries.c[name] for name in Filed._fields)).where(
-    entries.c.entry_id == sa.bindparam("entry_id")
+_FILED: Final = Prepared(
+    sa.select(*(entries.c[name] for name in Filed._fields)).where(entries.c.entry_id == sa.bindparam("entry_id"))
 )
 _LEAF: Final = (
     sa.select(leaves).join(entries, entries.c.entry_key == leaves.c.entry_key)
     .where(entries.c.entry_id == sa.bindparam("entry_id"))
 )  # fmt: skip
-_CLASSES: Final = sa.select(classes.c.kind, classes.c.method, classes.c.damaged).where(
-    classes.c.signature == sa.bindparam("signature")
+_CLASSES: Final = Prepared(
+    sa.select(classes.c.kind, classes.c.method, classes.c.damaged).where(
+        classes.c.signature == sa.bindparam("signature", type_=DigestBlob)
+    )
 )
-_LAST_NODE: Final = sa.select(sa.func.coalesce(sa.func.max(nodes.c.node), 0))
-_ADD_NODE: Final = nodes.insert()
-_ADD_LEAF: Final = leaves.insert()
+_LAST_NODE: Final = Prepared(sa.select(sa.func.coalesce(sa.func.max(nodes.c.node), 0)))
+_ADD_NODE: Final = Prepared(nodes.insert())
+_ADD_LEAF: Final = Prepared(leaves.insert())
 # As text, because each database has its own construct for what both of them spell so.
-_OFFER: Final = sa.text(
+_OFFER: Final = Prepared(sa.text(
     """
     INSERT INTO tree_reach (node, class, cut, parent, entry_key)
     WITH RECURSIVE up (node, parent, "end") AS (
@@ -251,7 +251,7 @@ _OFFER: Final = sa.text(
     ON CONFLICT (node, class, cut) DO UPDATE SET entry_key = excluded.entry_key
     WHERE tree_reach.entry_key < excluded.entry_key
     """
-)
+))  # fmt: skip
 _UP: Final = ancestors()
 _PATH: Final = sa.select(_UP.c.node, _UP.c.parent, _UP.c.end).order_by(_UP.c.end.desc())
 _ALIVE: Final = sa.select(_UP.c.node).where(sa.exists().where(reach.c.node == _UP.c.node))
