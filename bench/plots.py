@@ -18,6 +18,8 @@ from bench.parts import PARTS, Extent
 __all__ = ["draw_all"]
 
 FOLDER: Final = ROOT / "docs" / "img"
+_CROWDED: Final = 300
+"""From a range of this on, an axis bears powers of ten alone."""
 _MARKS: Final = "ovs^DPX*"
 _OURS: Final = {"kvstore small": "#c1272d", "kvstore fast": "#e8833a"}
 _GREYS: Final = ("#1b3a57", "#2f6690", "#5a9bc4", "#9cc6e0", "#6b6b6b", "#3f8f5b")
@@ -63,16 +65,17 @@ def _restore(lengths: Sequence[dict[str, Any]], path: Path) -> None:
         panel.annotate(f"{_round(one['prefill_seconds'] / one['seconds'])} ×", (one["tokens"], middle), ha="center")
     panel.set(xscale="log", yscale="log", xlabel="tokens (log)", ylabel="seconds (log)", xlim=(220, 3000))
     panel.set_xticks(tokens, [f"{count:,}" for count in tokens])
-    _plain_ticks(panel.yaxis, [one[field] for one in lengths for field in ("prefill_seconds", "seconds")], steps=(1,))
+    _plain_ticks(panel.yaxis, [one[field] for one in lengths for field in ("prefill_seconds", "seconds")])
     panel.minorticks_off()
     panel.grid(visible=True, alpha=0.3)
     panel.set_title("Restoring and prefilling, Gemma-3-270M on the CPU", loc="left", fontsize=11)
     _save(figure, path)
 
 
-def _plain_ticks(axis: Any, values: Sequence[float], *, steps: Sequence[int] = (1, 2, 5)) -> None:
-    """Numbers that are read at a glance, not powers: those of the steps that lie among the values."""
+def _plain_ticks(axis: Any, values: Sequence[float]) -> None:
+    """Numbers that are read at a glance, not powers: round ones that lie among the values."""
     low, high = min(values) * 0.7, max(values) * 1.4
+    steps = (1, 2, 5) if high / low < _CROWDED else (1,)
     ticks = [step * 10.0**power for power in range(-3, 6) for step in steps if low <= step * 10.0**power <= high]
     axis.set_ticks(ticks, [f"{tick:g}" for tick in ticks])
     axis.set_ticks([], minor=True)
