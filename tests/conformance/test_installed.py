@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from kvstore.format.digest import sha256_digest
 from kvstore.format.receipt import parse_receipt
 
 ROOT = Path(__file__).parents[2]
@@ -56,6 +57,9 @@ def test_the_cases_can_be_listed_and_taken_along(installed: dict[str, str], tmp_
     assert run(installed, tmp_path, "conformance", "copy", "mine").returncode == 0
     index = json.loads((tmp_path / "mine" / "index.json").read_bytes())
     assert [case["id"] for case in listed] == [case["id"] for case in index["cases"]]
+    named = {path: digest for case in index["cases"] for path, digest in case["files"].items()}
+    there = {path: sha256_digest((tmp_path / "mine" / path).read_bytes()) for path in named}
+    assert there == named
     assert (tmp_path / "mine" / "LICENSE").read_text() == (ROOT / "fixtures" / "LICENSE").read_text()
     names = {path.name for path in (ROOT / "schemas").iterdir()}
     site = Path(installed["PYTHONPATH"].split(os.pathsep)[1])
