@@ -39,6 +39,25 @@ def test_a_full_disk(small: Path) -> None:
         put(store, make_entry(3, 300))
 
 
+def test_what_is_read_needs_no_lease_where_there_is_no_room_for_one(small: Path) -> None:
+    kept = make_entry(1, 300)
+    with EntryStore.open(small / "s") as store:
+        put(store, kept)
+        filler, had = small / "filler", []
+        for room in (0, 4, 8, 40):
+            free = os.statvfs(small).f_bavail * os.statvfs(small).f_frsize
+            filler.write_bytes(bytes(max(0, free - room * 1024)))
+            with store.while_leased(kept.entry_id) as lease:
+                had.append(lease is not None)
+                read_back(store, kept)
+            filler.unlink()
+            assert list((small / "s" / "tmp").iterdir()) == []
+        assert (had[0], had[-1]) == (False, True)
+        with store.while_leased(kept.entry_id) as lease:
+            assert lease is not None
+        clean(store)
+
+
 def test_a_disk_that_fills_up_bit_by_bit_fails_at_every_step(small: Path) -> None:
     """With less and less room the put fails somewhere else each time: object, manifest, receipt, index."""
     with EntryStore.open(small / "s") as store:
