@@ -84,10 +84,10 @@ class Session:
         """Remove the directory with whatever is left in it."""
         wait(self._flushing)
         try:
-            shutil.rmtree(self.path, ignore_errors=True)
+            _remove(self.path)
         except BaseException:
             # A second signal; nobody would sweep this while the process lives.
-            shutil.rmtree(self.path, ignore_errors=True)
+            _remove(self.path)
             raise
         if self._lock >= 0:
             os.close(self._lock)
@@ -98,6 +98,14 @@ class Session:
 
     def __exit__(self, *exc: object) -> None:
         self.close()
+
+
+def _remove(path: Path) -> None:
+    try:
+        # Mostly every file has been moved to its name.
+        path.rmdir()
+    except OSError:
+        shutil.rmtree(path, ignore_errors=True)
 
 
 def sweep_sessions(tmp: Path, *, young: float = _YOUNG) -> int:
