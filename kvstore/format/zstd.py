@@ -42,7 +42,7 @@ _PARAMETERS: Final = {
     # Any acceleration turns literal compression off; this much of it steps over the data without looking.
     "raw": _parameters(hash_log=6, min_match=7, target_length=131072),
     # Short matches only break the literals up: a tiny table finds no more than the long runs.
-    "entropy": _parameters(hash_log=8, min_match=7),
+    "entropy": _parameters(hash_log=7, min_match=7),
     "repeats": _parameters(hash_log=14, min_match=6, window_log=20),
 }
 
