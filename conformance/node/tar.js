@@ -35,11 +35,18 @@ function field(header, at, length) {
   return text(end === -1 ? bytes : bytes.subarray(0, end));
 }
 
-/** A size, as octal digits or, after a byte 0x80, in base 256. */
-function sizeField(header) {
-  if (header[124] !== 0x80) return octal(header, 124, 12);
-  const size = BigInt(`0x${header.subarray(125, 136).toString('hex')}`);
-  return size <= BigInt(Number.MAX_SAFE_INTEGER) ? Number(size) : broken('a size');
+/** A number, as octal digits or, after a byte 0x80, in base 256. */
+function number(header, at, length) {
+  if (header[at] !== 0x80) return octal(header, at, length);
+  const value = BigInt(`0x${header.subarray(at + 1, at + length).toString('hex')}`);
+  return value <= BigInt(Number.MAX_SAFE_INTEGER) ? Number(value) : broken('a number');
+}
+
+/** Mode, owner, group, time and device: they mean nothing here, but a header with another text is none. */
+const NUMBERS = [[100, 8], [108, 8], [116, 8], [136, 12], [329, 8], [337, 8]];
+
+function checkNumbers(header) {
+  for (const [at, length] of NUMBERS) if (header[at] !== 0xff) number(header, at, length);
 }
 
 function octal(header, at, length) {
@@ -89,9 +96,11 @@ export function members(file) {
     checkSum(header);
     at += BLOCK;
     const kind = String.fromCharCode(header[156]);
-    let size = sizeField(header);
+    checkNumbers(header);
+    // Links, devices, folders and pipes have no content, whatever their headers say.
+    let size = /[1-6]/.test(kind) ? 0 : number(header, 124, 12);
     const records = new Map([...always, ...next]);
-    if (kind !== 'x' && kind !== 'g' && records.get('size') !== undefined) {
+    if (!/[xg1-6]/.test(kind) && records.get('size') !== undefined) {
       const digits = records.get('size').toString('latin1');
       if (!/^[0-9]{1,15}$/.test(digits)) broken('a size');
       size = Number(digits);

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from kvstore.format.compat import Signature
     from kvstore.format.digest import Digest
     from kvstore.format.manifest import Manifest
+    from kvstore.runtime.identity import ModelIdentity
     from kvstore.store.entries import EntryInfo
     from kvstore.store.entry_store import EntryStore
 
@@ -156,7 +157,7 @@ def match(session: Session, **options: Any) -> None:
 
         identity = ModelIdentity.from_path(options["model"], options["adapter_path"])
         media = read_media(options["media"], identity, len(ids))
-        asked = Asked(identity.model, options["namespace"], as_token_ids(ids), _signature(options), media)
+        asked = Asked(identity.model, options["namespace"], as_token_ids(ids), _signature(options, identity), media)
         found = best(store, asked, options["method"])
         _report_match(session, store, identity.digest, found, len(ids))
 
@@ -167,18 +168,24 @@ def _tokenizer(model: str) -> Any:
     return load_tokenizer(model)
 
 
-def _signature(options: dict[str, Any]) -> Signature | None:
+def _signature(options: dict[str, Any], identity: ModelIdentity) -> Signature | None:
     """What the model's cache looks like under the options, or None where any entry will do."""
     if options["any_shape"]:
         if options["kv_bits"] or options["max_kv_size"]:
             raise fail("USAGE", "--any-shape goes with neither --kv-bits nor --max-kv-size")
         return None
-    from kvstore.runtime.probe import CacheOptions, probe_folder
+    from kvstore.runtime.probe import CacheOptions
+    from kvstore.store.shapes import Shapes
 
     shape = CacheOptions(
         max_kv_size=options["max_kv_size"], kv_bits=options["kv_bits"], kv_group_size=options["kv_group_size"]
     )
-    return probe_folder(options["model"], shape).signature
+    known = Shapes().get(identity.digest, repr(shape))
+    if known is not None:
+        return known
+    from kvstore.runtime.probes import Probes
+
+    return Probes()(identity, shape).signature
 
 
 def _report_match(

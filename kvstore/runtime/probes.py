@@ -10,6 +10,7 @@ from kvstore.format.layers import LayerRecord
 from kvstore.runtime.binding import BoundModel
 from kvstore.runtime.identity import ModelIdentity
 from kvstore.runtime.probe import CacheOptions, Probe, probe, probe_folder
+from kvstore.store.shapes import Shapes
 
 __all__ = ["Probes"]
 
@@ -29,6 +30,8 @@ class Probes:
         made = probe(model, options) if isinstance(model, BoundModel) else probe_folder(model.path, options)
         self._known = {key: item for key, item in self._known.items() if item[0]() is not None}
         self._known[id(model), options] = (weakref.ref(model), made)
+        identity = model.identity if isinstance(model, BoundModel) else model
+        Shapes().note(identity.digest, repr(options), made.signature)
         return made
 
     def layers(self, model: BoundModel | ModelIdentity) -> tuple[LayerRecord, ...] | None:
