@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["Box", "Grid", "Shape3", "box_shape", "boxes", "read_box", "write_box"]
+__all__ = ["Box", "Grid", "Shape3", "box_of", "box_shape", "boxes", "read_box", "write_box"]
 
 Shape3 = tuple[int, int, int]
 
@@ -100,6 +100,12 @@ def write_box(array: np.ndarray[Any, Any], box: Box, source: np.ndarray[Any, Any
         return
     for part, at in _parts(array, box):
         np.copyto(part, source[at])
+
+
+def box_of(array: np.ndarray[Any, Any], box: Box) -> np.ndarray[Any, Any]:
+    """A box of ``array`` (its own rank, any strides), ``[outer, rows, cols]``: a view where the leading axes fold."""
+    parts = [part for part, _ in _parts(array, box)]
+    return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
 
 def _parts(array: np.ndarray[Any, Any], box: Box) -> Iterator[tuple[np.ndarray[Any, Any], slice]]:

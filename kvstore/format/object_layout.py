@@ -24,7 +24,7 @@ __all__ = ["BATCH_BYTES", "Batch", "Group", "Layout", "layout_of"]
 
 Array = np.ndarray[Any, Any]
 
-BATCH_BYTES: Final = 1024 * 1024
+BATCH_BYTES: Final = 512 * 1024
 """Chunks of one shape are worked on together up to this size; one larger chunk is a batch of its own."""
 _CACHED_FRAMES: Final = 8192
 

@@ -9,9 +9,9 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from kvstore.errors import fail
-from kvstore.format.boxes import write_box
+from kvstore.format.boxes import box_of, write_box
 from kvstore.format.digest import Digest
-from kvstore.format.filters import join_planes, scratch
+from kvstore.format.filters import join_planes
 from kvstore.format.object_header import ObjectHeader, checked_layout, parse_header, parse_table
 from kvstore.format.object_layout import Batch, Group, Layout
 from kvstore.format.seal import Place, mark_from, print_of
@@ -71,7 +71,7 @@ class ObjectReader:
         for (name, box), found in zip(chunk.parts, self._boxes(chunk), strict=True):
             write_box(destinations[name], box, found)
             if prints is not None:
-                prints[name, box.start] = print_of(found)
+                prints[name, box.start] = print_of(box_of(destinations[name], box))
 
     def decode_into(self, destinations: Mapping[str, Array]) -> None:
         """Decode the whole payload, chunk by chunk. Raises as :meth:`decode_chunk`."""
@@ -121,14 +121,11 @@ class ObjectReader:
                 yield Batch(group, ((spec.name, box),), frame + at * group.plane_count, box.size * group.itemsize)
 
     def _boxes(self, chunk: Batch) -> Array:
-        """The chunk's boxes ``[chunks, outer, rows, cols]``, contiguous; they last until this thread decodes again."""
+        """The chunk's boxes ``[chunks, outer, rows, cols]``; they last until this thread decodes again."""
         words, (outer, rows, cols) = self._words(chunk), chunk.parts[0][1].shape
-        if not chunk.group.filter.channel_major:
-            return words.reshape(-1, outer, rows, cols)
-        # One transposition for all, then a plain copy for each: fewer calls than to transpose each to its place.
-        natural = scratch("natural", (len(words), outer, rows, cols), words.dtype)
-        np.copyto(natural, words.reshape(-1, outer, cols, rows).swapaxes(-1, -2))
-        return natural
+        if chunk.group.filter.channel_major:
+            return words.reshape(-1, outer, cols, rows).swapaxes(-1, -2)
+        return words.reshape(-1, outer, rows, cols)
 
     def _words(self, chunk: Batch) -> Array:
         """The chunk's elements as stored, ``[chunks, elements]``."""

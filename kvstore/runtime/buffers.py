@@ -9,9 +9,9 @@ that did would make the first decode step copy the whole array.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any
 
 import mlx.core as mx
 import numpy as np
@@ -26,11 +26,10 @@ from kvstore.runtime.kinds import restore as restore_layers
 from kvstore.runtime.kinds_kv import CUT_MARK
 from kvstore.runtime.registry import DTYPES, UINTS, Continuation
 from kvstore.runtime.rows import Rows
-from kvstore.store.parallel import run_parallel
+from kvstore.runtime.untouched import untouched
 
 __all__ = ["Buffers", "Need", "Target", "needs"]
 
-_SHARE_BYTES: Final = 4 * 2**20
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,38 +109,13 @@ class Target:
             rows.write(self._first, self.destinations[name])
 
 
-def _shares(wanted: Sequence[Need]) -> Iterator[list[Need]]:
-    """The arrays in their order, a few MiB at a time."""
-    share: list[Need] = []
-    room = _SHARE_BYTES
-    for need in wanted:
-        share.append(need)
-        room -= need.nbytes
-        if room <= 0:
-            yield share
-            share, room = [], _SHARE_BYTES
-    if share:
-        yield share
-
-
-def _make(share: list[Need]) -> list[tuple[Need, mx.array]]:
-    """Make arrays without meaningful contents, evaluated: a lazy one could not leave the thread.
-
-    MLX writes zeros, and the system hands out the pages of new memory as they are touched, at a gigabyte or two a
-    second: a task for all threads.
-    """
-    make = getattr(mx, "empty", mx.zeros)  # older releases of MLX have no arrays without contents
-    made = [(need, make(need.shape, UINTS[DTYPE_SIZES[need.dtype]])) for need in share]
-    mx.eval([array for _, array in made])
-    return made
-
-
 class Buffers:
     """The arrays of one entry while they are filled. Make and release it on the thread that will use the cache."""
 
     def __init__(self, wanted: Sequence[Need]) -> None:
         """Make the arrays, unfilled."""
-        arrays = dict(pair for made in run_parallel(_make, list(_shares(wanted))) for pair in made)
+        made = untouched([(need.shape, UINTS[DTYPE_SIZES[need.dtype]]) for need in wanted])
+        arrays = dict(zip(wanted, made, strict=True))
         self._arrays = arrays
         self._rows: dict[tuple[str, str], Rows] = {
             (need.path, need.role): Rows(np.array(array, copy=False), need.axis, need.ranges)
