@@ -104,13 +104,18 @@ def layout_of(groups: tuple[Group, ...], chunk_bytes: int) -> Layout:
     Raises:
         InvalidError: ST_HEADER_INVALID, ST_SHAPE_OVERFLOW, or FRAME_TABLE_INVALID for too many frames.
     """
-    frames = sum(group.grid(chunk_bytes).count * group.plane_count * len(group.names) for group in groups)
+    frames = _frames(groups, chunk_bytes)
     if 4 * frames > MAX_OBJECT_HEADER_BYTES:
         check_specs([spec for group in groups for spec in group.specs()])
         limit = f"at most {MAX_OBJECT_HEADER_BYTES // 4}"
         raise fail("FRAME_TABLE_INVALID", "the number of data frames", expected=limit, found=frames)
     # Only small layouts are kept, so that no object can make the process hold on to much.
     return _cached_layout(groups, chunk_bytes) if frames <= _CACHED_FRAMES else _layout(groups, chunk_bytes)
+
+
+@lru_cache(maxsize=256)
+def _frames(groups: tuple[Group, ...], chunk_bytes: int) -> int:
+    return sum(group.grid(chunk_bytes).count * group.plane_count * len(group.names) for group in groups)
 
 
 def _layout(groups: tuple[Group, ...], chunk_bytes: int) -> Layout:
