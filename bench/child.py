@@ -122,8 +122,21 @@ def put(found: Case, store: str, codec: Any) -> dict[str, Any]:
         opened.match(ids, model=identity, options=found.options())
         with Meter() as meter:
             receipt = opened.put(cache, token_ids=ids, model=identity, codec=codec)
+        more = {} if found.bits is None else {"plain_bytes": _plain_bytes(opened.entries, receipt.subject)}
     facts = receipt.facts
-    return meter.facts(raw_bytes=facts["payload_bytes"], stored_bytes=facts["stored_bytes"])
+    return meter.facts(raw_bytes=facts["payload_bytes"], stored_bytes=facts["stored_bytes"], **more)
+
+
+def _plain_bytes(entries: Any, entry_id: Any) -> int:
+    """Bytes of an entry's payloads, each compressed by itself with zstd at level 3."""
+    import zstandard
+
+    manifest, compressor = entries.manifest(entry_id), zstandard.ZstdCompressor(level=r1.LEVEL)
+    total = 0
+    for ref in {*manifest.payloads(), manifest.prefix.token_ids}:
+        with entries.open_object(ref, manifest.namespace) as reader:
+            total += len(compressor.compress(reader.read_payload().to_bytes()))
+    return total
 
 
 def load(found: Case, store: str, verification: Any = "auto") -> dict[str, Any]:

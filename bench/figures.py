@@ -110,7 +110,8 @@ def _speed(case: str, result: Facts | None) -> Iterator[Figure]:
 
 def _quantized(case: str, result: Facts | None) -> Iterator[Figure]:
     tasks = _Tasks(result)
-    yield tasks.size(case, "stored size, small, to plain zstd 3", 1.0)
+    yield tasks.plain(case, "stored size, small, to plain zstd 3 of the same payloads", 1.0)
+    yield tasks.size(case, "stored size, small, to plain zstd 3 of the whole cache at once", 1.0)
     if case.endswith("q4"):
         yield tasks.compression(case, "raw size to stored size, small", 1.2)
 
@@ -238,6 +239,14 @@ class _Tasks:
         ratio = own["stored_bytes"] / r1["stored_bytes"]
         return Figure(where, what, limit, at_least=False, value=ratio, measured=_mb(own["stored_bytes"]),
                       baseline=f"R1 {_mb(r1['stored_bytes'])}", ratio=ratio)  # fmt: skip
+
+    def plain(self, where: str, what: str, limit: float) -> Figure:
+        own = self.get("put small")
+        if own is None or "plain_bytes" not in own:
+            return Figure(where, what, limit, at_least=False)
+        ratio = own["stored_bytes"] / own["plain_bytes"]
+        return Figure(where, what, limit, at_least=False, value=ratio, measured=_mb(own["stored_bytes"]),
+                      baseline=f"zstd {_mb(own['plain_bytes'])}", ratio=ratio)  # fmt: skip
 
     def compression(self, where: str, what: str, limit: float) -> Figure:
         own = self.get("put small")
