@@ -20,7 +20,9 @@ import mlx.core as mx
 __all__ = ["untouched"]
 
 _SMALL_BYTES: Final = 64 * 1024
-"""Arrays below this size are simply zeros."""
+"""Arrays below this size are simply zeros,"""
+_LITTLE_BYTES: Final = 8 * 2**20
+"""and all are, if they take less than this together: that stays in the cache, and a file costs a millisecond."""
 _NAMES: Final = {mx.uint8: ("U8", 1), mx.uint16: ("U16", 2), mx.uint32: ("U32", 4), mx.uint64: ("U64", 8)}
 
 
@@ -31,7 +33,8 @@ def untouched(wanted: Sequence[tuple[tuple[int, ...], mx.Dtype]]) -> list[mx.arr
         RuntimeError, MemoryError, ValueError: MLX could not make them.
     """
     sizes = [prod(shape) * _NAMES[dtype][1] for shape, dtype in wanted]
-    large = {str(at): (*wanted[at], size) for at, size in enumerate(sizes) if size >= _SMALL_BYTES}
+    least = _SMALL_BYTES if sum(sizes) >= _LITTLE_BYTES else sum(sizes) + 1
+    large = {str(at): (*wanted[at], size) for at, size in enumerate(sizes) if size >= least}
     loaded: Any = mx.load(cast("Any", _Hollow(large)), format="safetensors") if large else {}
     arrays = [
         loaded[str(at)] if str(at) in large else mx.zeros(shape, dtype) for at, (shape, dtype) in enumerate(wanted)

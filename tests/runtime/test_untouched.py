@@ -21,7 +21,7 @@ def test_arrays_have_the_shapes_and_dtypes_that_were_asked_for() -> None:
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_what_is_written_in_place_is_what_mlx_computes_with(shape: tuple[int, ...], dtype: mx.Dtype) -> None:
-    first, second = untouched([(shape, dtype)] * 2)
+    first, second = untouched([(shape, dtype)] * 2 + [((2, 2**22), mx.uint16)])[:2]
     views = [np.array(array, copy=False) for array in (first, second)]
     for number, view in enumerate(views):
         view[...] = np.arange(view.size).reshape(view.shape) % 200 + number
