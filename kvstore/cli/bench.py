@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from kvstore.cli.inputs import cache_options, model_options
+from kvstore.cli.inputs import cache_options, cache_shape, model_options
 from kvstore.cli.output import human_bytes, human_count
 from kvstore.cli.session import Session, verb
 
@@ -30,22 +30,18 @@ def bench(session: Session, **options: Any) -> None:
     with session.open_store(create=True) as store:
         from kvstore.runtime.binding import load_model
         from kvstore.runtime.measure import measure
-        from kvstore.runtime.probe import CacheOptions
         from kvstore.store.rates import Rates
         from kvstore.store.temp import Session as TemporaryFiles
 
         session.output.say("loading the model", level=1)
         bound = load_model(options["model"], options["adapter_path"])
-        shape = CacheOptions(
-            max_kv_size=options["max_kv_size"], kv_bits=options["kv_bits"], kv_group_size=options["kv_group_size"]
-        )
         with (
             TemporaryFiles(store.entries.root / "tmp") as private,
             session.output.progress("prefill", total=options["tokens"], unit="tokens") as bar,
         ):
             found = measure(
-                bound, folder=private.path, tokens=options["tokens"], rounds=options["rounds"], options=shape,
-                progress=bar.update,
+                bound, folder=private.path, tokens=options["tokens"], rounds=options["rounds"],
+                options=cache_shape(options), progress=bar.update,
             )  # fmt: skip
         Rates().note(
             restore={store.entries.store_id: found.restore}, prefill={bound.identity.digest: found.prefill}

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from kvstore.cli.output import human_count, table
-from kvstore.cli.session import Session, global_options, verb
+from kvstore.cli.session import Session, global_options, stacked, verb
 from kvstore.errors import InvalidError, fail
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ def conformance() -> None:
     """
 
 
-_selection = (
+_select = stacked(
     click.option(
         "--role", "roles", multiple=True, type=click.Choice(_ROLES), help="Only cases of this role.  [default: all]"
     ),
@@ -56,12 +56,6 @@ _selection = (
         help="Other fixtures than our own.",
     ),
 )  # fmt: skip
-
-
-def _select(function: Any) -> Any:
-    for option in reversed(_selection):
-        function = option(function)
-    return function
 
 
 @verb("run")

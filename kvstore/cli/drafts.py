@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from kvstore.cli.inputs import cache_shape
 from kvstore.cli.output import human_count
 from kvstore.cli.session import Session
 from kvstore.errors import fail
@@ -17,7 +18,6 @@ if TYPE_CHECKING:
     from kvstore.format.receipt import Receipt
     from kvstore.runtime.binding import BoundModel
     from kvstore.runtime.pairs import PairHit, RestoredPair
-    from kvstore.runtime.probe import CacheOptions
     from kvstore.runtime.store import Store
 
 __all__ = [
@@ -47,13 +47,14 @@ def require_alone(options: dict[str, Any]) -> None:
 
 
 def prefill_pair(
-    session: Session, store: Store, main: BoundModel, ids: list[int], options: dict[str, Any], shape: CacheOptions
+    session: Session, store: Store, main: BoundModel, ids: list[int], options: dict[str, Any]
 ) -> tuple[Receipt, Receipt, dict[str, Any]]:  # fmt: skip
     """Prefill both models to one position and put the pair; the receipts, and what it took."""
     from kvstore.runtime.binding import load_model
     from kvstore.runtime.prefill import prefill, shape_of
     from kvstore.runtime.probe import probe
 
+    shape = cache_shape(options)
     models, start = (main, load_model(options["draft_model"])), options["quantized_kv_start"]
     ends = [
         shape_of(partial(probe, model), len(ids), shape, quantized_kv_start=start)[1] for model in models
@@ -111,13 +112,11 @@ def find_pair(store: Store, ids: Sequence[int], options: dict[str, Any]) -> Pair
     """
     from kvstore.runtime.identity import ModelIdentity
     from kvstore.runtime.pairs import match_pair
-    from kvstore.runtime.probe import CacheOptions
 
     main, draft = (ModelIdentity.from_path(options[name]) for name in ("model", "draft_model"))
-    shape = CacheOptions(
-        max_kv_size=options["max_kv_size"], kv_bits=options["kv_bits"], kv_group_size=options["kv_group_size"]
+    found = match_pair(
+        store, ids, model=main, draft=draft, options=cache_shape(options), namespace=options["namespace"]
     )
-    found = match_pair(store, ids, model=main, draft=draft, options=shape, namespace=options["namespace"])
     if not found:
         raise fail(
             "NO_PREFIX", f"no pair can be restored for these {human_count(len(ids), 'token')}; by themselves the model "

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from kvstore.cli.entries import short_id
-from kvstore.cli.inputs import cache_options, model_options, prompt_options, read_input, require_one_prompt
+from kvstore.cli.inputs import cache_options, cache_shape, model_options, prompt_options, read_input, require_one_prompt
 from kvstore.cli.media import media_option, read_media
 from kvstore.cli.output import human_bytes, human_count
 from kvstore.cli.session import Session, verb
@@ -41,17 +41,14 @@ def explain(session: Session, **options: Any) -> None:
     with session.open_store() as store:
         from kvstore.runtime.identity import ModelIdentity
         from kvstore.runtime.lazy import load_tokenizer
-        from kvstore.runtime.probe import CacheOptions
 
-        shape = CacheOptions(
-            max_kv_size=options["max_kv_size"], kv_bits=options["kv_bits"], kv_group_size=options["kv_group_size"]
-        )
         identity = ModelIdentity.from_path(options["model"], options["adapter_path"])
         tokenizer = load_tokenizer(options["model"])
         ids = prompt.encode(lambda: tokenizer)
         hit = store.explain(
-            ids, model=identity, options=shape, namespace=options["namespace"], method=options["method"],
-            media=read_media(options["media"], identity, len(ids)), other_namespaces=options["all_namespaces"],
+            ids, model=identity, options=cache_shape(options), namespace=options["namespace"],
+            method=options["method"], media=read_media(options["media"], identity, len(ids)),
+            other_namespaces=options["all_namespaces"],
         )  # fmt: skip
         parts = _divergence(store, tokenizer, ids, prompt.messages, hit)
         _report(session, store, hit, len(ids), parts)

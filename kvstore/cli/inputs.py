@@ -6,16 +6,20 @@ import json
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Final, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
 import click
 
+from kvstore.cli.session import stacked
 from kvstore.errors import KVStoreError, fail
 from kvstore.limits import MAX_TOKENS
 
+if TYPE_CHECKING:
+    from kvstore.runtime.probe import CacheOptions
+
 __all__ = [
-    "Input", "cache_options", "encode_prompt", "model_options", "prompt_options", "read_input", "read_messages",
-    "read_prompt", "read_token_ids", "require_one_prompt", "write_file",
+    "Input", "cache_options", "cache_shape", "encode_prompt", "model_options", "prompt_options", "read_input",
+    "read_messages", "read_prompt", "read_token_ids", "require_one_prompt", "write_file",
 ]  # fmt: skip
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -28,42 +32,40 @@ _GROUPS: Final = click.Choice((16, 32, 64, 128))
 
 def model_options(*, required: bool) -> Callable[[F], F]:
     """``--model`` and ``--adapter-path``, named as in mlx_lm."""
-
-    def decorate(function: F) -> F:
-        function = click.option(
-            "--adapter-path", metavar="DIR", type=click.Path(path_type=Path), help="Folder of the model's adapter."
-        )(function)
-        return click.option(
+    return stacked(
+        click.option(
             "--model", required=required, metavar="FOLDER|ID",
             help="The model: a folder, or the id of one in the hub cache.",
-        )(function)  # fmt: skip
-
-    return decorate
-
-
-def prompt_options(function: F) -> F:
-    """``--prompt``, ``--tokens`` and ``--messages``: the token ids as text, as numbers, or as a conversation."""
-    for option in reversed((
-        click.option("--prompt", metavar="FILE|-", help="File with the prompt's text; - reads standard input."),
-        click.option("--tokens", metavar="FILE|-", help="File with token ids: a JSON array, or integers."),
-        click.option("--messages", metavar="FILE|-", help="File with chat messages: a JSON array of objects."),
-        click.option("--chat", is_flag=True, help="Read the prompt as a user message in the model's chat template."),
-        click.option("--generation-prompt", is_flag=True, help="After the messages, let the assistant's turn begin."),
-    )):  # fmt: skip
-        function = option(function)
-    return function
+        ),
+        click.option(
+            "--adapter-path", metavar="DIR", type=click.Path(path_type=Path), help="Folder of the model's adapter."
+        ),
+    )  # fmt: skip
 
 
-def cache_options(function: F) -> F:
-    """How the cache is shaped, named as in mlx_lm."""
-    for option in reversed((
-        click.option("--max-kv-size", type=click.IntRange(min=1), metavar="N", help="Window of a rotating KV cache."),
-        click.option("--kv-bits", type=_BITS, metavar="N", help="Bits of a quantized KV cache."),
-        click.option("--kv-group-size", type=_GROUPS, default=64, show_default=True, metavar="N",
-                     help="Elements that share a scale in a quantized KV cache."),
-    )):  # fmt: skip
-        function = option(function)
-    return function
+prompt_options = stacked(
+    click.option("--prompt", metavar="FILE|-", help="File with the prompt's text; - reads standard input."),
+    click.option("--tokens", metavar="FILE|-", help="File with token ids: a JSON array, or integers."),
+    click.option("--messages", metavar="FILE|-", help="File with chat messages: a JSON array of objects."),
+    click.option("--chat", is_flag=True, help="Read the prompt as a user message in the model's chat template."),
+    click.option("--generation-prompt", is_flag=True, help="After the messages, let the assistant's turn begin."),
+)
+"""``--prompt``, ``--tokens`` and ``--messages``: the token ids as text, as numbers, or as a conversation."""
+
+cache_options = stacked(
+    click.option("--max-kv-size", type=click.IntRange(min=1), metavar="N", help="Window of a rotating KV cache."),
+    click.option("--kv-bits", type=_BITS, metavar="N", help="Bits of a quantized KV cache."),
+    click.option("--kv-group-size", type=_GROUPS, default=64, show_default=True, metavar="N",
+                 help="Elements that share a scale in a quantized KV cache."),
+)  # fmt: skip
+"""How the cache is shaped, named as in mlx_lm; :func:`cache_shape` reads them."""
+
+
+def cache_shape(options: Mapping[str, Any]) -> CacheOptions:
+    """What :data:`cache_options` ask for."""
+    from kvstore.runtime.probe import CacheOptions
+
+    return CacheOptions(**{name: options[name] for name in ("max_kv_size", "kv_bits", "kv_group_size")})
 
 
 def read_prompt(source: str) -> str:

@@ -12,7 +12,7 @@ import click
 from kvstore import __version__
 from kvstore.cli.drafts import draft_option, find_pair, require_alone
 from kvstore.cli.entries import entry_document, entry_table, model_name
-from kvstore.cli.inputs import cache_options, model_options, prompt_options, read_input, require_one_prompt
+from kvstore.cli.inputs import cache_options, cache_shape, model_options, prompt_options, read_input, require_one_prompt
 from kvstore.cli.media import media_option, read_media
 from kvstore.cli.output import human_bytes, human_count, table
 from kvstore.cli.session import Session, verb
@@ -174,12 +174,9 @@ def _signature(options: dict[str, Any], identity: ModelIdentity) -> Signature | 
         if options["kv_bits"] or options["max_kv_size"]:
             raise fail("USAGE", "--any-shape goes with neither --kv-bits nor --max-kv-size")
         return None
-    from kvstore.runtime.probe import CacheOptions
     from kvstore.store.shapes import Shapes
 
-    shape = CacheOptions(
-        max_kv_size=options["max_kv_size"], kv_bits=options["kv_bits"], kv_group_size=options["kv_group_size"]
-    )
+    shape = cache_shape(options)
     known = Shapes().get(identity.digest, repr(shape))
     if known is not None:
         return known

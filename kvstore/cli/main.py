@@ -24,7 +24,6 @@ __all__ = ["VERBS", "cli"]
 
 EXIT_UNFORESEEN: Final = 1
 EXIT_USAGE: Final = 2
-EXIT_INTERRUPTED: Final = 130
 EXIT_PIPE_CLOSED: Final = 141
 
 

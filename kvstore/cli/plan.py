@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
-from kvstore.cli.inputs import cache_options, model_options
+from kvstore.cli.inputs import cache_options, cache_shape, model_options
 from kvstore.cli.output import human_bytes, human_count, table
 from kvstore.cli.profiles import print_plan, profile_options
 from kvstore.cli.session import Session, verb
@@ -28,8 +28,7 @@ __all__ = ["plan"]
 @profile_options(required=False)
 def plan(
     session: Session, ref: str | None, model: str | None, adapter_path: Path | None, token_count: int | None,
-    max_kv_size: int | None, kv_bits: int | None, kv_group_size: int, profile: str | None, config: Path | None,
-    max_sequence_tokens: int | None,
+    profile: str | None, config: Path | None, max_sequence_tokens: int | None, **shape: Any,
 ) -> None:  # fmt: skip
     """Show the buffers that a cache needs, before there is one.
 
@@ -51,12 +50,10 @@ def plan(
     if ref is not None:
         _show(session, _of_entry(session, ref))
         return
-    from kvstore.runtime.probe import CacheOptions, probe_folder
+    from kvstore.runtime.probe import probe_folder
 
     assert model is not None and token_count is not None  # noqa: PT018, S101 - proved above
-    found = probe_folder(
-        model, CacheOptions(max_kv_size=max_kv_size, kv_bits=kv_bits, kv_group_size=kv_group_size)
-    )
+    found = probe_folder(model, cache_shape(shape))
     _show(session, _Planned(
         found.layers_at(token_count), token_count, found.lowest_cut(token_count), found.bytes_per_token,
     ))  # fmt: skip

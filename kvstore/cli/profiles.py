@@ -11,8 +11,9 @@ import click
 
 from kvstore.cli.inputs import write_file
 from kvstore.cli.output import human_bytes, human_count
-from kvstore.cli.session import Session, verb
+from kvstore.cli.session import Session, stacked, verb
 from kvstore.errors import fail
+from kvstore.format.qwen35_plan import PROFILE, make_plan
 
 if TYPE_CHECKING:
     from kvstore.format.qwen35_config import Qwen35Config
@@ -20,24 +21,18 @@ if TYPE_CHECKING:
 __all__ = ["PROFILES", "prepare", "print_plan", "profile_options"]
 
 F = TypeVar("F", bound=Callable[..., Any])
-PROFILES: Final = ("dense_qwen35_source_teacher_base_text_f32_cache_v1",)
+PROFILES: Final = (PROFILE,)
 
 
 def profile_options(*, required: bool) -> Callable[[F], F]:
     """``--profile``, ``--config`` and ``--max-sequence-tokens``."""
-
-    def decorate(function: F) -> F:
-        for option in reversed((
-            click.option("--profile", type=click.Choice(PROFILES), required=required, help="Rules of a named profile."),
-            click.option("--config", type=click.Path(path_type=Path), required=required, metavar="CONFIG.json",
-                         help="The model's config.json; the profile needs nothing else of it."),
-            click.option("--max-sequence-tokens", type=int, required=required, metavar="N",
-                         help="Tokens that the profile's cache has room for."),
-        )):  # fmt: skip
-            function = option(function)
-        return function
-
-    return decorate
+    return stacked(
+        click.option("--profile", type=click.Choice(PROFILES), required=required, help="Rules of a named profile."),
+        click.option("--config", type=click.Path(path_type=Path), required=required, metavar="CONFIG.json",
+                     help="The model's config.json; the profile needs nothing else of it."),
+        click.option("--max-sequence-tokens", type=int, required=required, metavar="N",
+                     help="Tokens that the profile's cache has room for."),
+    )  # fmt: skip
 
 
 def print_plan(session: Session, config: Path | None, max_sequence_tokens: int | None) -> None:
@@ -47,8 +42,6 @@ def print_plan(session: Session, config: Path | None, max_sequence_tokens: int |
         UsageError: USAGE where an option is missing.
         InvalidError: PLAN_* codes.
     """
-    from kvstore.format.qwen35_plan import make_plan
-
     if config is None or max_sequence_tokens is None:
         raise fail("USAGE", "plan --profile needs --config and --max-sequence-tokens")
     data = make_plan(read_config(config), max_sequence_tokens).data

@@ -11,6 +11,7 @@ import click
 from kvstore.cli.drafts import draft_document, draft_option, import_pair, prefill_pair, require_alone
 from kvstore.cli.inputs import (
     cache_options,
+    cache_shape,
     model_options,
     prompt_options,
     read_input,
@@ -28,7 +29,6 @@ if TYPE_CHECKING:
     from kvstore.format.receipt import Receipt
     from kvstore.runtime.binding import BoundModel
     from kvstore.runtime.prefill import Prefilled
-    from kvstore.runtime.probe import CacheOptions
     from kvstore.runtime.store import Store
 
 __all__ = ["put"]
@@ -104,7 +104,7 @@ def _prefill_and_put(session: Session, options: dict[str, Any]) -> None:
         bound = load_model(options["model"], options["adapter_path"])
         ids = prompt.encode(lambda: bound.tokenizer)
         if options["draft_model"]:
-            receipt, draft, timing = prefill_pair(session, store, bound, ids, options, _shape(options))
+            receipt, draft, timing = prefill_pair(session, store, bound, ids, options)
             _report(session, receipt, options, created=_wrote(store, receipt), timing=timing, draft=draft)
             return
         there = _covered(store, bound, ids, options)
@@ -126,20 +126,12 @@ def _prefill_and_put(session: Session, options: dict[str, Any]) -> None:
     _report(session, receipt, options, created=created, timing=timing, on_the_way=on_the_way)
 
 
-def _shape(options: dict[str, Any]) -> CacheOptions:
-    from kvstore.runtime.probe import CacheOptions
-
-    return CacheOptions(
-        max_kv_size=options["max_kv_size"], kv_bits=options["kv_bits"], kv_group_size=options["kv_group_size"]
-    )
-
-
 def _covered(store: Store, bound: BoundModel, ids: list[int], options: dict[str, Any]) -> Receipt | None:
     """The receipt of an entry that makes the prefill needless; states on the way are only found by going it."""
     if options["if_covered"] != "skip" or options["checkpoint_every"]:
         return None
     return store.covered(
-        ids, model=bound, options=_shape(options), quantized_kv_start=options["quantized_kv_start"],
+        ids, model=bound, options=cache_shape(options), quantized_kv_start=options["quantized_kv_start"],
         namespace=options["namespace"], label=options["label"],
     )  # fmt: skip
 
@@ -152,7 +144,7 @@ def _prefill(
     every = options["checkpoint_every"]
     with session.output.progress("prefill", total=len(ids), unit="tokens") as bar:
         filled = prefill(
-            model, ids, options=_shape(options), quantized_kv_start=options["quantized_kv_start"],
+            model, ids, options=cache_shape(options), quantized_kv_start=options["quantized_kv_start"],
             step=options["prefill_step_size"], checkpoint_every=every, checkpoint=keep if every else None,
             progress=bar.update,
         )  # fmt: skip

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from inspect import cleandoc
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 from click.core import ParameterSource
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from kvstore.runtime.store import Store
     from kvstore.store.entry_store import EntryStore
 
-__all__ = ["Session", "global_options", "pass_session", "verb"]
+__all__ = ["Session", "global_options", "stacked", "verb"]
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -69,7 +69,7 @@ class Session:
         return EntryStore.open(self.path, create=create, read_only=read_only)
 
 
-pass_session = click.make_pass_decorator(Session, ensure=True)
+_pass_session = click.make_pass_decorator(Session, ensure=True)
 
 
 def _setter(name: str) -> Callable[[click.Context, click.Parameter, Any], None]:
@@ -84,7 +84,18 @@ def _setter(name: str) -> Callable[[click.Context, click.Parameter, Any], None]:
     return callback
 
 
-_OPTIONS: Final = (
+def stacked(*options: Callable[[F], F]) -> Callable[[F], F]:
+    """Several options as one decorator; help lists them in this order."""
+
+    def decorate(function: F) -> F:
+        for option in reversed(options):
+            function = option(function)
+        return function
+
+    return decorate
+
+
+global_options = stacked(
     click.option(
         "--store", type=click.Path(path_type=Path), envvar="KVSTORE_DIR", show_envvar=True,
         metavar="DIR", help="The store's directory.  [default: ~/.cache/kvstore]", expose_value=False,
@@ -105,13 +116,7 @@ _OPTIONS: Final = (
         callback=_setter("progress"),
     ),
 )  # fmt: skip
-
-
-def global_options(function: F) -> F:
-    """Add the global options to a command."""
-    for option in reversed(_OPTIONS):
-        function = option(function)
-    return function
+"""Adds the global options to a command."""
 
 
 def verb(name: str) -> Callable[[Callable[..., Any]], click.Command]:
@@ -130,5 +135,5 @@ def verb(name: str) -> Callable[[Callable[..., Any]], click.Command]:
 
 
 def _with_session(function: Callable[..., Any]) -> Callable[..., Any]:
-    wrapped: Callable[..., Any] = pass_session(function)
+    wrapped: Callable[..., Any] = _pass_session(function)
     return wrapped
