@@ -82,9 +82,7 @@ def load_index(folder: Path | None = None) -> Index:
     except OSError as error:
         raise fail("USAGE", f"there are no fixtures at {root} ({error.strerror})") from None
     fields = Fields(parse_canonical(data, _MAX_INDEX_BYTES, "fixture index"), "", None)
-    media_type = fields.text("media_type")
-    if media_type != INDEX_MEDIA_TYPE:
-        raise fail("MEDIA_TYPE_UNKNOWN", "media_type", expected=INDEX_MEDIA_TYPE, found=media_type)
+    fields.require_media_type(INDEX_MEDIA_TYPE)
     entries = [item for item, _ in fields.items("cases", limit=1 << 20)]
     known = [entry for entry in entries if set(entry) == _KEYS and entry["role"] in ROLES]
     cases = tuple(_case(entry) for entry in known)

@@ -76,6 +76,21 @@ class Fields:
         """A digest."""
         return parse_digest(self.get(name), self.path(name))
 
+    def require_media_type(self, expected: str) -> None:
+        """The field ``media_type`` says that this is the expected document. Raises MEDIA_TYPE_UNKNOWN."""
+        found = self.text("media_type", limit=None)
+        if found != expected:
+            raise fail("MEDIA_TYPE_UNKNOWN", self.path("media_type"), expected=expected, found=found)
+
+    def require_no_features(self, code: str, what: str) -> None:
+        """The field ``features`` is empty: this release has none. Raises ``code``."""
+        features = self.items("features", limit=256)
+        if features:
+            raise fail(
+                code, what, expected="none that this release lacks", found=[str(item)[:64] for item, _ in features],
+                fix="Upgrade kvstore.",
+            )  # fmt: skip
+
     def nullable(self, name: str, read: Callable[[str], T]) -> T | None:
         """What ``read(name)`` gives, or None where the value is null."""
         return None if self.get(name) is None else read(name)

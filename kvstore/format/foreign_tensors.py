@@ -13,6 +13,7 @@ from math import prod
 from typing import Any, Final
 
 from kvstore.errors import KVStoreError, fail
+from kvstore.format.json import unique_pairs
 from kvstore.format.layers import TensorRecord
 from kvstore.format.tensors import DTYPE_SIZES
 from kvstore.limits import MAX_DIM, MAX_RANK, MAX_TENSOR_HEADER_BYTES
@@ -70,7 +71,7 @@ def parse_foreign_header(data: bytes) -> ForeignHeader:
         UnsupportedError: DTYPE_UNSUPPORTED.
     """
     try:
-        value = json.loads(data.decode("utf-8"), object_pairs_hook=_unique)
+        value = json.loads(data.decode("utf-8"), object_pairs_hook=unique_pairs)
     except (ValueError, RecursionError) as error:
         raise _invalid(f"the header is not JSON: {str(error)[:80]}") from None
     if not isinstance(value, dict):
@@ -118,13 +119,6 @@ def _tensor(name: str, entry: Any) -> ForeignTensor:
 
 def _is_extent(value: Any) -> bool:
     return type(value) is int and 0 <= value <= MAX_DIM
-
-
-def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    result = dict(pairs)
-    if len(result) != len(pairs):
-        raise ValueError("a key stands twice")
-    return result
 
 
 def _invalid(what: str, expected: Any = None, found: Any = None) -> KVStoreError:

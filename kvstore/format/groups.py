@@ -1,12 +1,11 @@
 """Cache groups: which layers share rows, and how those rows are cut into segments.
 
 Leaf layers with the same span and the same window form one group, in the order of their
-first layer. The
-rows of a group are split at multiples of 256 *absolute* positions, so a window that
-moved on shares its whole interior blocks with the one before. Kept rows (attention
-sinks) are a segment of their own, before the others. State snapshots are one payload.
-The split is a function of the layers alone: a writer has no choice, so equal caches
-have equal payloads.
+first layer. The rows of a group are split at multiples of 256 *absolute* positions, so a
+window that moved on shares its whole interior blocks with the one before. Kept rows
+(attention sinks) are a segment of their own, before the others. State snapshots are one
+payload. The split is a function of the layers alone: a writer has no choice, so equal
+caches have equal payloads.
 """
 
 from __future__ import annotations

@@ -16,7 +16,9 @@ from typing import Any, NoReturn, TypeAlias
 from kvstore.errors import KVStoreError, fail
 from kvstore.limits import MAX_EXACT_INT, MAX_JSON_DEPTH
 
-__all__ = ["Json", "bracket_depth", "canonical_bytes", "canonicalize", "number_text", "parse_canonical"]
+__all__ = [
+    "Json", "bracket_depth", "canonical_bytes", "canonicalize", "number_text", "parse_canonical", "unique_pairs",
+]  # fmt: skip
 
 Json: TypeAlias = "bool | int | str | list[Json] | dict[str, Json] | None"
 
@@ -28,12 +30,7 @@ _OPEN_OR_CLOSE = re.compile(rb'"(?:[^"\\]|\\.)*+"?|[\[\]{}]', re.DOTALL)
 def canonical_bytes(value: Json) -> bytes:
     """The one byte form of ``value``; raises if the value is outside the profile."""
     _check(value, 1)
-    try:
-        return _dump(value)
-    except UnicodeEncodeError:
-        raise fail(
-            "JSON_LONE_SURROGATE", "a string holds half of a surrogate pair", fix="Write valid Unicode text."
-        ) from None
+    return _dump(value, "a string")
 
 
 def parse_canonical(data: bytes | bytearray | memoryview, limit: int, what: str = "document") -> Any:
@@ -86,7 +83,7 @@ def _parse(data: bytes | bytearray | memoryview, limit: int, what: str) -> tuple
         raise fail("JSON_SYNTAX", f"{what} is not JSON at character {error.pos}: {error.msg}") from None
     except KVStoreError as error:
         raise type(error)(error.code, f"{what}: {error.message}", error.detail) from None
-    return value, _dump_or_refuse(value, what)
+    return value, _dump(value, what)
 
 
 def number_text(value: float) -> str:
@@ -123,15 +120,13 @@ def _ecma(value: float) -> str:
     return f"{sign}{digits[0]}{rest}e{'+' if point > 0 else '-'}{abs(point - 1)}"
 
 
-def _dump(value: Json) -> bytes:
-    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode()
-
-
-def _dump_or_refuse(value: Json, what: str) -> bytes:
+def _dump(value: Json, what: str) -> bytes:
     try:
-        return _dump(value)
+        return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode()
     except UnicodeEncodeError:
-        raise fail("JSON_LONE_SURROGATE", f"{what} holds half of a surrogate pair") from None
+        raise fail(
+            "JSON_LONE_SURROGATE", f"{what} holds half of a surrogate pair", fix="Write valid Unicode text."
+        ) from None
 
 
 def _check(value: Json, depth: int) -> None:
@@ -178,6 +173,14 @@ def _pairs(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
             raise fail("JSON_DUPLICATE_KEY", f"key {key!r} stands twice in one object")
         _check_key(key)
         result[key] = value
+    return result
+
+
+def unique_pairs(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """For foreign JSON, which our profile does not bind: an object, with a ValueError where a key stands twice."""
+    result = dict(pairs)
+    if len(result) != len(pairs):
+        raise ValueError("a key stands twice")
     return result
 
 

@@ -92,9 +92,7 @@ def parse_layout(data: Readable) -> Layout:
         UnsupportedError: MEDIA_TYPE_UNKNOWN, DTYPE_UNSUPPORTED.
     """
     value = parse_canonical(data, MAX_LAYOUT_BYTES, "layout")
-    media_type = Fields(value, "", None).text("media_type", limit=None)
-    if media_type != LAYOUT_MEDIA_TYPE:
-        raise fail("MEDIA_TYPE_UNKNOWN", "media_type", expected=LAYOUT_MEDIA_TYPE, found=media_type)
+    Fields(value, "", None).require_media_type(LAYOUT_MEDIA_TYPE)
     fields = Fields(value, "", ("buffers", "layout_digest", "media_type", "token_count", "total_bytes"))
     total, digest = fields.integer("total_bytes"), fields.digest("layout_digest")
     layout = Layout(

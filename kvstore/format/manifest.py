@@ -24,7 +24,7 @@ from kvstore.format.model import ModelRecord, TokenizerRecord, parse_model, pars
 from kvstore.format.prefix import MediaItem, TokenIds, before_media, parse_media, parse_namespace, prefix_digest
 from kvstore.format.rules import check_layers
 from kvstore.format.tensors import TensorSpec, payload_size
-from kvstore.limits import MAX_MANIFEST_BYTES, MAX_NAME_CHARS, MAX_TOKENS
+from kvstore.limits import MAX_EXACT_INT, MAX_MANIFEST_BYTES, MAX_NAME_CHARS, MAX_TOKENS
 
 __all__ = [
     "MANIFEST_MEDIA_TYPE", "PROFILES", "Manifest", "MethodRecord", "PrefixRecord", "check_manifest", "check_prefix",
@@ -230,15 +230,8 @@ def token_spec(count: int) -> TensorSpec:
 def _check_envelope(value: Any) -> None:
     """Media type, features and profile decide whether the rest can be understood at all."""
     head = Fields(value, "", None)
-    media_type = head.text("media_type", limit=None)
-    if media_type != MANIFEST_MEDIA_TYPE:
-        raise fail("MEDIA_TYPE_UNKNOWN", "media_type", expected=MANIFEST_MEDIA_TYPE, found=media_type)
-    features = head.items("features", limit=256)
-    if features:
-        raise fail(
-            "FEATURE_UNSUPPORTED", "features", expected="none that this release lacks",
-            found=[str(feature)[:64] for feature, _ in features], fix="Upgrade kvstore.",
-        )  # fmt: skip
+    head.require_media_type(MANIFEST_MEDIA_TYPE)
+    head.require_no_features("FEATURE_UNSUPPORTED", "features")
     profile = head.text("profile", limit=None)
     if profile not in PROFILES:
         raise fail("PROFILE_UNSUPPORTED", "profile", expected=list(PROFILES), found=profile)
@@ -275,9 +268,6 @@ def parse_continuation(fields: Fields) -> tuple[tuple[str, int | str], ...]:
     for name in value:
         expect_text(name, f"{where}.{name}", grammar=_CONTINUATION, limit=MAX_NAME_CHARS)
     return tuple(
-        (name, inner.text(name) if isinstance(value[name], str) else _signed(inner, name)) for name in sorted(value)
+        (name, inner.text(name) if isinstance(value[name], str) else inner.integer(name, low=-MAX_EXACT_INT))
+        for name in sorted(value)
     )
-
-
-def _signed(fields: Fields, name: str) -> int:
-    return fields.integer(name, low=-(2**53 - 1))

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any, Final, Literal, cast, get_args
 
 from kvstore.errors import KVStoreError, fail
+from kvstore.format.json import unique_pairs
 
 __all__ = [
     "DEFAULT_INTERVAL", "MAX_CONFIG_BYTES", "LayerType", "Qwen35Config", "config_from_bytes", "parse_qwen35_config",
@@ -79,7 +80,7 @@ def config_from_bytes(data: bytes) -> Qwen35Config:
     if len(data) > MAX_CONFIG_BYTES:
         raise _invalid("the document", f"at most {MAX_CONFIG_BYTES} bytes", len(data))
     try:
-        value = json.loads(data.decode("utf-8"), object_pairs_hook=_unique)
+        value = json.loads(data.decode("utf-8"), object_pairs_hook=unique_pairs)
     except (ValueError, RecursionError) as error:
         raise _invalid(f"the document is not JSON: {str(error)[:80]}") from None
     return parse_qwen35_config(value)
@@ -169,13 +170,6 @@ def _field(text: Mapping[str, Any], name: str) -> Any:
     if name not in text:
         raise _invalid(f"{name} is absent")
     return text[name]
-
-
-def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    result = dict(pairs)
-    if len(result) != len(pairs):
-        raise ValueError("a key stands twice")
-    return result
 
 
 def _invalid(what: str, expected: Any = None, found: Any = None) -> KVStoreError:

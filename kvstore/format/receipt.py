@@ -95,9 +95,7 @@ def parse_receipt(data: Readable) -> Receipt:
     """
     value = parse_canonical(data, MAX_RECEIPT_BYTES, "receipt")
     fields = Fields(value, "", None)
-    media_type = fields.text("media_type", limit=None)
-    if media_type != RECEIPT_MEDIA_TYPE:
-        raise fail("MEDIA_TYPE_UNKNOWN", "media_type", expected=RECEIPT_MEDIA_TYPE, found=media_type)
+    fields.require_media_type(RECEIPT_MEDIA_TYPE)
     return Receipt(
         type=_choice(fields.text("type", limit=None), "type", RECEIPT_TYPES),
         subject=fields.digest("subject"),

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Any, Final, NoReturn
 
 from kvstore.errors import KVStoreError, fail
+from kvstore.format.json import unique_pairs
 from kvstore.limits import MAX_DIM, MAX_LAYERS, MAX_RANK, MAX_TOKENS
 
 __all__ = [
@@ -263,16 +264,9 @@ def _integer(value: Any, where: str, high: int) -> int:
 
 def _load(text: str, what: str) -> Any:
     try:
-        return json.loads(text, object_pairs_hook=_unique, parse_constant=_constant)
+        return json.loads(text, object_pairs_hook=unique_pairs, parse_constant=_constant)
     except (ValueError, RecursionError) as error:
         raise _invalid(f"{what} is not JSON: {str(error)[:80]}") from None
-
-
-def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    result = dict(pairs)
-    if len(result) != len(pairs):
-        raise ValueError("a key stands twice")
-    return result
 
 
 def _constant(text: str) -> NoReturn:

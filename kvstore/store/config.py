@@ -180,9 +180,7 @@ def _read(root: Path) -> StoreConfig:
 def _parse(data: bytes, root: Path) -> StoreConfig:
     value: Any = parse_canonical(data, _CONFIG_LIMIT, _CONFIG_NAME)
     head = Fields(value, "", None)
-    media_type = head.text("media_type")
-    if media_type != STORE_MEDIA_TYPE:
-        raise fail("MEDIA_TYPE_UNKNOWN", "media_type", expected=STORE_MEDIA_TYPE, found=media_type)
+    head.require_media_type(STORE_MEDIA_TYPE)
     version, features = head.integer("layout_version"), head.items("features", limit=256)
     if version != LAYOUT_VERSION:
         raise _newer(root, "layout version", LAYOUT_VERSION, version)
