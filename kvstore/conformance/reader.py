@@ -16,24 +16,16 @@ from kvstore.conformance.context import Context
 from kvstore.conformance.result import Result, rejected
 from kvstore.conformance.state import entry_tensors
 from kvstore.errors import KVStoreError, fail
-from kvstore.format.bundle import (
-    LAYOUT_NAME,
-    MANIFEST_NAME,
-    BundleFile,
-    BundleIndex,
-    index_files,
-    parse_bundle_layout,
-)
+from kvstore.format.bundle import BundleFile, BundleIndex, bundle_manifest, index_files
 from kvstore.format.compat import require_compatible
 from kvstore.format.digest import Digest, sha256_digest
 from kvstore.format.entry_tensors import require_tensors
 from kvstore.format.groups import PayloadRef
 from kvstore.format.layout import layout_of
-from kvstore.format.manifest import Manifest, check_prefix, parse_manifest
+from kvstore.format.manifest import Manifest, check_prefix
 from kvstore.format.object import parse_object
 from kvstore.format.prefix import MediaItem, prefix_digest
 from kvstore.format.tensors import Payload
-from kvstore.limits import MAX_MANIFEST_BYTES
 
 __all__ = ["Bundle", "read_bundle"]
 
@@ -63,14 +55,7 @@ def read_bundle(bundle: Bundle, context: Context) -> Result:
 def _open(bundle: Bundle) -> tuple[BundleIndex, Manifest]:
     """The bundle's own rules, then steps 1 to 4."""
     index = index_files(bundle.files)
-    entry_id = parse_bundle_layout(bundle.read(LAYOUT_NAME))
-    data = bundle.read(MANIFEST_NAME)
-    if len(data) > MAX_MANIFEST_BYTES:
-        raise fail("DOC_TOO_LARGE", "the manifest", expected=f"at most {MAX_MANIFEST_BYTES}", found=len(data))
-    found = sha256_digest(data)
-    if found != entry_id:
-        raise fail("MANIFEST_DIGEST_MISMATCH", "the digest of the manifest", expected=entry_id, found=found)
-    return index, parse_manifest(data)
+    return index, bundle_manifest(bundle.read)
 
 
 def _position(manifest: Manifest, context: Context) -> int:

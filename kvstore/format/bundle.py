@@ -15,19 +15,20 @@ of what it found. Names are checked before anything is opened.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
 from kvstore.errors import KVStoreError, fail
-from kvstore.format.digest import Digest, Readable, digest_hex
+from kvstore.format.digest import Digest, Readable, digest_hex, sha256_digest
 from kvstore.format.fields import Fields
 from kvstore.format.json import canonical_bytes, parse_canonical
-from kvstore.limits import MAX_BUNDLE_LAYOUT_BYTES, MAX_PATH_CHARS
+from kvstore.format.manifest import Manifest, parse_manifest
+from kvstore.limits import MAX_BUNDLE_LAYOUT_BYTES, MAX_MANIFEST_BYTES, MAX_PATH_CHARS
 
 __all__ = [
-    "BUNDLE_MEDIA_TYPE", "LAYOUT_NAME", "MANIFEST_NAME", "BundleFile", "BundleIndex", "bundle_layout", "check_path",
-    "index_files", "object_name", "parse_bundle_layout", "receipt_name",
+    "BUNDLE_MEDIA_TYPE", "LAYOUT_NAME", "MANIFEST_NAME", "BundleFile", "BundleIndex", "bundle_layout",
+    "bundle_manifest", "check_path", "index_files", "object_name", "parse_bundle_layout", "receipt_name",
 ]  # fmt: skip
 
 BUNDLE_MEDIA_TYPE: Final = "application/vnd.kvstore.bundle.v1+json"
@@ -128,6 +129,24 @@ def parse_bundle_layout(data: Readable) -> Digest:
         if error.phase == "container":
             raise
         raise fail("BUNDLE_LAYOUT_INVALID", f"{LAYOUT_NAME}: {error.message}", cause=error.code) from None
+
+
+def bundle_manifest(read: Callable[[str], Readable]) -> Manifest:
+    """The manifest, proved to be that of the entry which ``layout.json`` names; then steps 1 to 4.
+
+    Args:
+        read: Gives a file's bytes by its path.
+
+    Raises:
+        KVStoreError: with the code of the earliest rule that is broken.
+    """
+    entry_id, data = parse_bundle_layout(read(LAYOUT_NAME)), read(MANIFEST_NAME)
+    if len(data) > MAX_MANIFEST_BYTES:
+        raise fail("DOC_TOO_LARGE", "the manifest", expected=f"at most {MAX_MANIFEST_BYTES}", found=len(data))
+    found = sha256_digest(data)
+    if found != entry_id:
+        raise fail("MANIFEST_DIGEST_MISMATCH", "the digest of the manifest", expected=entry_id, found=found)
+    return parse_manifest(data)
 
 
 def _parse(value: Any) -> Digest:

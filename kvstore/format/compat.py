@@ -26,7 +26,8 @@ from kvstore.format.manifest import Manifest
 from kvstore.format.model import ModelRecord, TokenizerRecord
 
 __all__ = [
-    "Mismatch", "Policy", "Signature", "Wanted", "mismatches", "require_compatible", "signature", "signature_digest",
+    "Mismatch", "Policy", "Signature", "Wanted", "entry_signature_digest", "mismatches", "require_compatible",
+    "signature", "signature_digest",
 ]  # fmt: skip
 
 Policy = Literal["strict", "tokens"]
@@ -82,12 +83,17 @@ def signature_digest(value: Signature, method: str | None) -> Digest:
     return tagged_digest(_SIGNATURE_TAG, canonical_bytes(document))
 
 
+def entry_signature_digest(manifest: Manifest) -> Digest:
+    """That of an entry."""
+    return signature_digest(signature(manifest.layers), manifest.method_name)
+
+
 def mismatches(manifest: Manifest, wanted: Wanted) -> list[Mismatch]:
     """Every mismatch, gravest first; empty where the entry fits."""
     found = [*_model(wanted.model, manifest.model), *_tokenizer(manifest.tokenizer, wanted)]
     if manifest.namespace != wanted.namespace:
         found.append(Mismatch("NAMESPACE_MISMATCH", "namespace", wanted.namespace, manifest.namespace))
-    method = None if manifest.method is None else manifest.method.name
+    method = manifest.method_name
     if method is not None and method != wanted.method:
         found.append(Mismatch("METHOD_MISMATCH", "method", wanted.method, method))
     if wanted.signature is not None:

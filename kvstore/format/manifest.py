@@ -122,6 +122,11 @@ class Manifest:
         return whole and max(self.lowest_cut, 1) <= tokens <= self.token_count
 
     @property
+    def method_name(self) -> str | None:
+        """Name of the lossy method, or None for a lossless entry."""
+        return None if self.method is None else self.method.name
+
+    @property
     def asserted(self) -> bool:
         """Whether no layer has an offset, so that the token count is the caller's word."""
         return all(leaf.offset is None or leaf.never_written for leaf in self.leaves.values())
@@ -129,6 +134,10 @@ class Manifest:
     def payloads(self) -> tuple[PayloadRef, ...]:
         """Every payload that the state needs (token ids excluded), in group order, each once."""
         return tuple(dict.fromkeys(ref for group in self.groups for ref in group.payloads))
+
+    def all_payloads(self) -> tuple[PayloadRef, ...]:
+        """The same and the payload of the token ids, last."""
+        return tuple(dict.fromkeys((*self.payloads(), self.prefix.token_ids)))
 
     def to_json(self) -> dict[str, Json]:
         """The JSON object."""

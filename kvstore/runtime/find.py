@@ -77,10 +77,10 @@ def covering_receipt(
         entries.set_label(label, found.entry_id)
     if annotations:
         entries.annotate(found.entry_id, annotations)
-    reused = len({*manifest.payloads(), manifest.prefix.token_ids})
     return replace(
         written, made_at=micros_text(now_micros()), checks={**written.checks, "payload_digests": "skipped"},
-        facts={**written.facts, "objects_reused": reused, "objects_written": 0, "stored_bytes": 0},
+        facts={**written.facts, "objects_reused": len(manifest.all_payloads()), "objects_written": 0,
+               "stored_bytes": 0},
     )  # fmt: skip
 
 

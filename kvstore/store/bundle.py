@@ -23,20 +23,19 @@ from kvstore.format.bundle import (
     MANIFEST_NAME,
     BundleIndex,
     bundle_layout,
+    bundle_manifest,
     index_files,
     object_name,
-    parse_bundle_layout,
     receipt_name,
 )
 from kvstore.format.digest import Digest, Readable, sha256_digest
 from kvstore.format.entry_tensors import require_tensors
 from kvstore.format.groups import PayloadRef
-from kvstore.format.manifest import Manifest, parse_manifest
+from kvstore.format.manifest import Manifest
 from kvstore.format.object import Codec, parse_object
 from kvstore.format.prefix import TokenIds
 from kvstore.format.receipt import Receipt, parse_receipt
 from kvstore.format.tensors import Payload
-from kvstore.limits import MAX_MANIFEST_BYTES
 from kvstore.store.bundle_files import BundleFiles, open_bundle, write_folder, write_tar
 from kvstore.store.entries import add_receipt
 from kvstore.store.fs import os_errors, sync_path
@@ -124,15 +123,8 @@ def read_incoming(files: BundleFiles) -> Incoming:
         KVStoreError: with the code of the earliest rule that is broken.
     """
     index = index_files(files.files)
-    entry_id = parse_bundle_layout(files.read(LAYOUT_NAME))
-    data = files.read(MANIFEST_NAME)
-    if len(data) > MAX_MANIFEST_BYTES:
-        raise fail("DOC_TOO_LARGE", "the manifest", expected=f"at most {MAX_MANIFEST_BYTES}", found=len(data))
-    found = sha256_digest(data)
-    if found != entry_id:
-        raise fail("MANIFEST_DIGEST_MISMATCH", "the digest of the manifest", expected=entry_id, found=found)
-    manifest = parse_manifest(data)
-    for ref in (*manifest.payloads(), manifest.prefix.token_ids):
+    manifest = bundle_manifest(files.read)
+    for ref in manifest.all_payloads():
         if ref.digest not in index.objects:
             raise fail(
                 "OBJECT_MISSING", f"the bundle has no object of payload {ref.digest}",
@@ -173,7 +165,7 @@ def export_bundle(
     """
     if path.exists() or path.is_symlink():
         raise fail("USAGE", f"{path} is there already", fix="Name a path where nothing is.")
-    refs = tuple(dict.fromkeys((*manifest.payloads(), manifest.prefix.token_ids)))
+    refs = manifest.all_payloads()
     partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
     write = write_tar if archive else write_folder
     with os_errors("writing a bundle", writing=True):

@@ -137,8 +137,9 @@ def _of_place(opened: Opened, asked: Asked, place: Elsewhere) -> Reason | None:
 
 def _difference(manifest: Manifest, asked: Asked) -> Mismatch | None:
     """The first field by which an entry is not what was asked for; tokenizer, namespace and method aside."""
-    method = None if manifest.method is None else manifest.method.name
-    wanted = Wanted(asked.model, manifest.tokenizer, manifest.namespace, "strict", asked.signature, method)
+    wanted = Wanted(
+        asked.model, manifest.tokenizer, manifest.namespace, "strict", asked.signature, manifest.method_name
+    )
     return next(iter(mismatches(manifest, wanted)), None)
 
 

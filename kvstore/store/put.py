@@ -50,7 +50,7 @@ class Put:
     @cached_property
     def refs(self) -> tuple[PayloadRef, ...]:
         """Every payload of the entry, the token ids last, each once."""
-        return tuple(dict.fromkeys((*self.manifest.payloads(), self.manifest.prefix.token_ids)))
+        return self.manifest.all_payloads()
 
     @cached_property
     def raw_bytes(self) -> int:

@@ -7,7 +7,7 @@ from typing import Final
 
 import sqlalchemy as sa
 
-from kvstore.format.compat import signature, signature_digest
+from kvstore.format.compat import entry_signature_digest
 from kvstore.store.locations import Location
 from kvstore.store.objects import Staged
 from kvstore.store.prepared import Prepared
@@ -82,8 +82,7 @@ def write_entry(connection: sa.Connection, put: Put, object_keys: list[int], now
     manifest = put.manifest
     if _THERE(connection, entry_id=put.entry_id):
         return None
-    method = None if manifest.method is None else manifest.method.name
-    shape = signature_digest(signature(manifest.layers), method)
+    method, shape = manifest.method_name, entry_signature_digest(manifest)
     ((key,),) = _ADD_ENTRY(
         connection, entry_id=put.entry_id, model_digest=manifest.model.digest, namespace=manifest.namespace,
         token_count=manifest.token_count, lowest_cut=manifest.lowest_cut, signature=shape, method=method,

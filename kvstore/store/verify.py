@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import sqlalchemy as sa
 
 from kvstore.errors import KVStoreError
-from kvstore.format.compat import signature, signature_digest
+from kvstore.format.compat import entry_signature_digest
 from kvstore.format.digest import Digest, sha256_digest
 from kvstore.format.groups import PayloadRef
 from kvstore.format.manifest import Manifest
@@ -104,13 +104,12 @@ def _check_entry(opened: Opened, entry_id: Digest, *, deep: bool) -> list[Findin
 
 def _compare(opened: Opened, manifest: Manifest) -> list[Finding]:
     """The entry's rows against its manifest."""
-    method = None if manifest.method is None else manifest.method.name
     expected: dict[str, Any] = {
         "model_digest": manifest.model.digest, "namespace": manifest.namespace, "token_count": manifest.token_count,
-        "lowest_cut": manifest.lowest_cut, "signature": signature_digest(signature(manifest.layers), method),
-        "method": method, "prefix_digest": manifest.prefix.digest,
+        "lowest_cut": manifest.lowest_cut, "signature": entry_signature_digest(manifest),
+        "method": manifest.method_name, "prefix_digest": manifest.prefix.digest,
     }  # fmt: skip
-    needed = {ref.digest for ref in (*manifest.payloads(), manifest.prefix.token_ids)}
+    needed = {ref.digest for ref in manifest.all_payloads()}
     with opened.index.read() as connection:
         row = connection.execute(entries.select().where(entries.c.entry_id == manifest.entry_id)).mappings().first()
         held = {location.name.payload for location in locations_of_entry(connection, manifest.entry_id)[0]}
