@@ -16,14 +16,19 @@ from bench.gemma import OUT, ROOT
 from bench.parts import PARTS, Extent
 
 _PAGE: Final = ROOT / "docs" / "figures.md"
+_FORMAT: Final = "kvstore-bench/1"
 _LAST: Final = OUT / "last.json"
 
 
 def main() -> int:
     """Run what is asked for; print tables, or one JSON document."""
-    given = _parser().parse_args()
+    parser = _parser()
+    given = parser.parse_args()
     machine.set_quiet_wait(given.quiet_wait)
-    document = json.loads(given.read.read_text()) if given.read else _run(given)
+    try:
+        document = _run(given) if given.read is None else _read(given.read)
+    except _NoDocumentError as error:
+        parser.error(f"--read: expected a document that --json printed: {error}")
     if given.write:
         from bench import plots
 
@@ -31,6 +36,20 @@ def main() -> int:
         plots.draw_all(document)
     print(json.dumps(document, indent=1) if given.json else report.text(document))
     return 0
+
+
+class _NoDocumentError(Exception):
+    """What ``--read`` names holds no measurements."""
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        document = json.loads(path.read_text())
+    except (OSError, ValueError) as error:
+        raise _NoDocumentError(error) from error
+    if not isinstance(document, dict) or document.get("format") != _FORMAT:
+        raise _NoDocumentError(f"{path} is of another format than {_FORMAT}")
+    return document
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -52,7 +71,7 @@ def _run(given: argparse.Namespace) -> dict[str, Any]:
     """Measure; the document is kept as ``bench/out/last.json`` too."""
     extent = Extent(given.rounds or (3 if given.quick else 7), given.quick, given.large, tuple(given.case or ()))
     began = time.perf_counter()
-    document: dict[str, Any] = {"format": "kvstore-bench/1", "machine": machine.facts(), "rounds": extent.rounds}
+    document: dict[str, Any] = {"format": _FORMAT, "machine": machine.facts(), "rounds": extent.rounds}
     OUT.mkdir(exist_ok=True)
     with machine.Others() as others:
         for name in given.only or (["speed"] if given.case else PARTS):

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from bench import __main__ as command
 from bench import plots, report
 from bench.bench_speed import medians
 from bench.bench_start import COMMANDS
@@ -188,3 +189,17 @@ def test_plots_are_small_pictures_and_the_same_each_time(tmp_path: Path) -> None
         assert picture.startswith(b"\x89PNG")
         assert len(picture) < 100_000
         assert picture == (tmp_path / "two" / name).read_bytes()
+
+
+@pytest.mark.parametrize("text", [None, "no JSON", "{}", "null", "[]"])
+def test_a_document_that_cannot_be_read_is_a_wrong_call(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], text: str | None
+) -> None:
+    file = tmp_path / "last.json"
+    if text is not None:
+        file.write_text(text)
+    monkeypatch.setattr("sys.argv", ["bench", "--read", str(file), "--write"])
+    with pytest.raises(SystemExit) as ended:
+        command.main()
+    assert ended.value.code == 2
+    assert "--read: expected a document that --json printed" in capsys.readouterr().err
