@@ -7,15 +7,16 @@ from typing import Any
 
 import click
 
+from kvstore.cli.inputs import require_place
 from kvstore.cli.output import human_bytes, human_count
-from kvstore.cli.session import Session, verb
+from kvstore.cli.session import PATH, Session, verb
 
 __all__ = ["export", "import_"]
 
 
 @verb("export")
 @click.argument("ref")
-@click.option("-o", "--output", type=click.Path(path_type=Path), required=True, metavar="PATH",
+@click.option("-o", "--output", type=PATH, required=True, metavar="PATH",
               help="Where to write: nothing may be there yet.")  # fmt: skip
 @click.option("--tar", "archive", is_flag=True,
               help="Write a tar archive, not a folder.  [default: if PATH ends in .tar]")  # fmt: skip
@@ -26,6 +27,7 @@ def export(session: Session, ref: str, output: Path, archive: bool, no_receipts:
     A bundle is a folder, or a tar archive, with the manifest, the objects and the receipts.
     Whoever has it can read the prompt out of it.
     """
+    require_place(output)
     archive = archive or output.suffix == ".tar"
     with session.open_entries(read_only=True) as store:
         entry_id = store.resolve(ref)
@@ -42,7 +44,7 @@ def export(session: Session, ref: str, output: Path, archive: bool, no_receipts:
 
 
 @verb("import")
-@click.argument("path", type=click.Path(path_type=Path))
+@click.argument("path", type=PATH)
 @click.option("--label", metavar="NAME", help="A name for the entry.")
 def import_(session: Session, path: Path, label: str | None) -> None:
     """Take in a bundle that `kvstore export`, or another program, wrote.

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from kvstore.cli.output import human_count, table
-from kvstore.cli.session import Session, global_options, stacked, verb
+from kvstore.cli.session import PATH, Session, global_options, stacked, verb
 from kvstore.errors import InvalidError, fail
 
 if TYPE_CHECKING:
@@ -179,7 +179,7 @@ def _wanted(case: Case) -> str:
 
 
 @verb("copy")
-@click.argument("folder", type=click.Path(path_type=Path))
+@click.argument("folder", type=PATH)
 def copy(session: Session, folder: Path) -> None:
     """Copy the fixtures into a new folder."""
     from kvstore.conformance.index import fixtures_folder

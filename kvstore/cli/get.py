@@ -8,9 +8,9 @@ from typing import Any
 import click
 
 from kvstore.cli.drafts import draft_document, draft_option, load_named_pair
-from kvstore.cli.inputs import model_options
+from kvstore.cli.inputs import model_options, require_place
 from kvstore.cli.output import human_bytes, human_count
-from kvstore.cli.session import Session, verb
+from kvstore.cli.session import PATH, Session, verb
 from kvstore.cli.wp30 import parse_settings, write_out
 from kvstore.errors import fail
 
@@ -20,7 +20,7 @@ __all__ = ["get"]
 @verb("get")
 @click.argument("ref")
 @model_options(required=True)
-@click.option("-o", "--output", required=True, type=click.Path(path_type=Path), metavar="FILE", help="File to write.")
+@click.option("-o", "--output", required=True, type=PATH, metavar="FILE", help="File to write.")
 @click.option("--format", "form", type=click.Choice(["mlx-lm", "wp30-cache-2"]), default="mlx-lm", show_default=True,
               help="What kind of file.")
 @click.option("--mlx-lm-shape", "shape", type=click.Choice(["0.30", "0.31", "main-2026-08", "0.32"]),
@@ -56,6 +56,7 @@ def get(
         raise fail("USAGE", "--mlx-lm-shape is for --format mlx-lm")
     if draft_model and (method or form != "mlx-lm"):
         raise fail("USAGE", "--draft-model does not go with --method and other formats than mlx-lm")
+    require_place(output)
     if output.exists() and not force:
         raise fail("USAGE", f"{output} exists", fix="Use --force to replace it.")
     with session.open_store() as store:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
 import click
 
-from kvstore.cli.session import stacked
+from kvstore.cli.session import PATH, stacked
 from kvstore.errors import KVStoreError, fail
 from kvstore.limits import MAX_TOKENS
 
@@ -38,7 +38,7 @@ def model_options(*, required: bool) -> Callable[[F], F]:
             help="The model: a folder, or the id of one in the hub cache.",
         ),
         click.option(
-            "--adapter-path", metavar="DIR", type=click.Path(path_type=Path), help="Folder of the model's adapter."
+            "--adapter-path", metavar="DIR", type=PATH, help="Folder of the model's adapter."
         ),
     )  # fmt: skip
 
@@ -122,8 +122,10 @@ def read_messages(source: str) -> list[dict[str, Any]]:
 
 def require_one_prompt(verb: str, options: Mapping[str, Any]) -> None:
     """Refuse a call without exactly one of ``--prompt``, ``--tokens`` and ``--messages``. Raises USAGE."""
-    if sum(bool(options[name]) for name in ("prompt", "tokens", "messages")) != 1:
-        raise fail("USAGE", f"{verb} needs one of --prompt, --tokens and --messages")
+    given = [f"--{name}" for name in ("prompt", "tokens", "messages") if options[name]]
+    if len(given) != 1:
+        found = " and ".join(given) or "none of them"
+        raise fail("USAGE", f"{verb}: expected one of --prompt, --tokens and --messages, found {found}")
     if options["generation_prompt"] and not options["messages"]:
         raise fail("USAGE", "--generation-prompt goes with --messages")
 
@@ -176,6 +178,16 @@ def encode_prompt(tokenizer: Any, text: str, *, chat: bool) -> list[int]:
     messages = [{"role": "user", "content": text}]
     ids = tokenizer.apply_chat_template(messages, add_generation_prompt=False, continue_final_message=True)
     return [int(token) for token in ids]
+
+
+def require_place(path: Path) -> None:
+    """Refuse to work for a file that could not be written in the end: its folder has to be there.
+
+    Raises:
+        UsageError: USAGE where there is no such folder.
+    """
+    if not path.parent.is_dir():
+        raise fail("USAGE", f"{path} cannot be written: there is no folder {path.parent}", fix="Make it first.")
 
 
 def write_file(path: Path, data: bytes) -> None:

@@ -148,11 +148,12 @@ def _usage(error: click.UsageError, session: Session) -> int:
     if isinstance(error, click.exceptions.NoArgsIsHelpError) and not session.as_json:
         click.echo(error.format_message(), err=True)  # the help is no error message
         return EXIT_USAGE
-    text = error.format_message()
+    refusal = fail("USAGE", error.format_message())
+    text = f"{refusal.message} [{refusal.code}]"
     if error.ctx is not None:
         text += f"\nTry '{error.ctx.command_path} --help'."
     _traceback(session)
-    session.output.error(fail("USAGE", error.format_message()).to_json(), text)
+    session.output.error(refusal.to_json(), text)
     return EXIT_USAGE
 
 

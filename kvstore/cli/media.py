@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import click
 
+from kvstore.cli.session import PATH
 from kvstore.errors import KVStoreError, fail
 
 if TYPE_CHECKING:
@@ -27,7 +28,7 @@ _PIECE_BYTES: Final = 2**20
 def media_option(function: F) -> F:
     """``--media``."""
     return click.option(
-        "--media", type=click.Path(path_type=Path), metavar="FILE",
+        "--media", type=PATH, metavar="FILE",
         help="JSON array of the media in the prompt: start, length, kind, and digest or file of each.",
     )(function)  # fmt: skip
 

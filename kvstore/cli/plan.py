@@ -46,7 +46,7 @@ def plan(
     if (profile, config, max_sequence_tokens) != (None, None, None):
         raise fail("USAGE", "--profile, --config and --max-sequence-tokens go together, and with nothing else")
     if (ref is None) == (model is None) or (model is None) != (token_count is None):
-        raise fail("USAGE", "plan needs either REF, or --model and --token-count")
+        raise fail("USAGE", "plan needs either REF, or --model and --tokens")
     if ref is not None:
         _show(session, _of_entry(session, ref))
         return

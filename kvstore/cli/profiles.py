@@ -11,7 +11,7 @@ import click
 
 from kvstore.cli.inputs import write_file
 from kvstore.cli.output import human_bytes, human_count
-from kvstore.cli.session import Session, stacked, verb
+from kvstore.cli.session import PATH, Session, stacked, verb
 from kvstore.errors import fail
 from kvstore.format.qwen35_plan import PROFILE, make_plan
 
@@ -28,7 +28,7 @@ def profile_options(*, required: bool) -> Callable[[F], F]:
     """``--profile``, ``--config`` and ``--max-sequence-tokens``."""
     return stacked(
         click.option("--profile", type=click.Choice(PROFILES), required=required, help="Rules of a named profile."),
-        click.option("--config", type=click.Path(path_type=Path), required=required, metavar="CONFIG.json",
+        click.option("--config", type=PATH, required=required, metavar="CONFIG.json",
                      help="The model's config.json; the profile needs nothing else of it."),
         click.option("--max-sequence-tokens", type=int, required=required, metavar="N",
                      help="Tokens that the profile's cache has room for."),
@@ -51,9 +51,9 @@ def print_plan(session: Session, config: Path | None, max_sequence_tokens: int |
 
 @verb("prepare")
 @profile_options(required=True)
-@click.option("--receipt", type=click.Path(path_type=Path), metavar="FILE",
+@click.option("--receipt", type=PATH, metavar="FILE",
               help="Write our load receipt to this file.")
-@click.option("--profile-receipt", type=click.Path(path_type=Path), metavar="FILE",
+@click.option("--profile-receipt", type=PATH, metavar="FILE",
               help="Write the profile's own receipt; needs a device with a registry id.")
 def prepare(
     session: Session, profile: str, config: Path, max_sequence_tokens: int, receipt: Path | None,

@@ -17,11 +17,12 @@ from kvstore.cli.inputs import (
     read_input,
     read_token_ids,
     require_one_prompt,
+    require_place,
     write_file,
 )
 from kvstore.cli.media import media_option, read_media
 from kvstore.cli.output import human_bytes, human_count
-from kvstore.cli.session import Session, verb
+from kvstore.cli.session import PATH, Session, verb
 from kvstore.cli.wp30 import show, take_in
 from kvstore.errors import fail
 
@@ -35,7 +36,7 @@ __all__ = ["put"]
 
 
 @verb("put")
-@click.argument("file", required=False, type=click.Path(path_type=Path))
+@click.argument("file", required=False, type=PATH)
 @model_options(required=False)
 @prompt_options
 @cache_options
@@ -52,7 +53,7 @@ __all__ = ["put"]
 @click.option("--namespace", default="default", show_default=True, help="Entries of different namespaces never meet.")
 @click.option("--codec", type=click.Choice(["small", "fast"]), default="small", show_default=True,
               help="Compress well, or hardly at all.")
-@click.option("--receipt", type=click.Path(path_type=Path), metavar="FILE", help="Write the receipt to this file.")
+@click.option("--receipt", type=PATH, metavar="FILE", help="Write the receipt to this file.")
 @click.option("--inspect-only", is_flag=True,
               help="Look at a wp30-cache-2 file: no model is needed, and nothing is stored.")
 def put(session: Session, file: Path | None, **options: Any) -> None:
@@ -80,6 +81,8 @@ def put(session: Session, file: Path | None, **options: Any) -> None:
     if file is not None and not options["tokens"]:
         raise fail("USAGE", "put FILE needs --tokens: the ids that the cache was computed from")
     require_one_prompt("put", options)
+    if options["receipt"]:
+        require_place(options["receipt"])
     if options["draft_model"]:
         require_alone(options)
     if file is None and options["media"]:

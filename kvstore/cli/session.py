@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from inspect import cleandoc
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import click
 from click.core import ParameterSource
@@ -21,9 +21,22 @@ if TYPE_CHECKING:
     from kvstore.runtime.store import Store
     from kvstore.store.entry_store import EntryStore
 
-__all__ = ["Session", "global_options", "stacked", "verb"]
+__all__ = ["PATH", "Session", "global_options", "stacked", "verb"]
 
 F = TypeVar("F", bound=Callable[..., Any])
+
+
+class _NamedPath(click.Path):
+    """A path that somebody named. An empty one, as of a variable that is not set, would be the working directory."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        if value == "":
+            self.fail("expected a path, found ''.", param, ctx)
+        return super().convert(value, param, ctx)
+
+
+PATH: Final = _NamedPath(path_type=Path)
+"""The type of every argument and option that names a file or a folder."""
 
 
 @dataclass
@@ -97,7 +110,7 @@ def stacked(*options: Callable[[F], F]) -> Callable[[F], F]:
 
 global_options = stacked(
     click.option(
-        "--store", type=click.Path(path_type=Path), envvar="KVSTORE_DIR", show_envvar=True,
+        "--store", type=PATH, envvar="KVSTORE_DIR", show_envvar=True,
         metavar="DIR", help="The store's directory.  [default: ~/.cache/kvstore]", expose_value=False,
         callback=_setter("store"),
     ),

@@ -57,7 +57,10 @@ def locate(model: str | os.PathLike[str]) -> Located:
     if path.is_dir():
         return _snapshot_of(path, path.name) if (path / "snapshots").is_dir() else _named(path)
     if path.exists():
-        raise fail("MODEL_FOLDER_INVALID", f"{path} is a file", expected="a model folder", found="a file")
+        raise fail(
+            "MODEL_FOLDER_INVALID", f"{path} is a file", expected="a model folder", found="a file",
+            fix="Name the folder that holds config.json and the weights.",
+        )  # fmt: skip
     name = os.fspath(model)
     if not _HUB_ID.fullmatch(name):
         raise fail("MODEL_FOLDER_INVALID", f"there is no model folder {path}", fix="Check the path.", path=str(path))

@@ -126,7 +126,8 @@ def _mapped(path: Path) -> Iterator[memoryview]:
             finally:
                 view.release()
     except (OSError, ValueError) as error:
-        raise fail("CACHE_FILE_INVALID", f"{path.name} cannot be read: {error}") from error
+        why = getattr(error, "strerror", None) or error
+        raise fail("CACHE_FILE_INVALID", f"{path.name} cannot be read: {why}", fix="Check the path.") from error
 
 
 def _map(fd: int) -> mmap.mmap:

@@ -206,7 +206,10 @@ def _content(root: Path) -> list[str]:
     except FileNotFoundError:
         return []
     except NotADirectoryError:
-        raise fail("STORE_NOT_OURS", f"{root} is a file", expected="a directory", found="a file") from None
+        file = next((path for path in (root, *root.parents) if path.exists()), root)
+        raise fail(
+            "STORE_NOT_OURS", f"{file} is a file", expected="a directory", found="a file", fix="Name a directory.",
+        ) from None  # fmt: skip
     except OSError as error:
         raise os_error(error, f"reading {root}") from error
     return [name for name in names if name not in _NOT_CONTENT and not name.startswith(_TEMPORARY)]

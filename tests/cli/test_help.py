@@ -60,8 +60,8 @@ def test_without_a_verb_the_help_is_shown_and_no_error_claimed(kv: Run) -> None:
 
 
 def test_a_verb_that_is_none_names_those_that_are_like_it(kv: Run) -> None:
-    assert kv("list").err == "error: No such command 'list'. Did you mean 'ls'?\nTry 'kvstore --help'.\n"
-    assert kv("frobnicate").err == "error: No such command 'frobnicate'.\nTry 'kvstore --help'.\n"
+    assert kv("list").err == "error: No such command 'list'. Did you mean 'ls'? [USAGE]\nTry 'kvstore --help'.\n"
+    assert kv("frobnicate").err == "error: No such command 'frobnicate'. [USAGE]\nTry 'kvstore --help'.\n"
 
 
 def loaded_after(*args: Any, store: Path) -> Any:

@@ -164,6 +164,8 @@ def test_put_with_a_window_is_saved_where_a_repeat_still_hits(kv: Run, models: P
 def test_put_must_be_told_one_thing(kv: Run, model: Path, args: list[str]) -> None:
     ran = kv("put", "--model", model, *args)
     assert ran.code == 2
+    if {"--prompt", "--tokens"} <= {*args}:
+        assert "found --prompt and --tokens" in ran.err
 
 
 def test_put_without_tokens_stores_nothing(kv: Run, model: Path) -> None:
@@ -538,5 +540,37 @@ def test_a_directory_with_other_files_is_no_store(tmp_path: Path) -> None:
 
 def test_a_file_is_no_store(tmp_path: Path) -> None:
     (tmp_path / "store").write_text("x")
-    ran = runner(tmp_path / "store")("ls", "--json")
-    assert ran.document["error"]["code"] == "STORE_NOT_OURS"
+    for place in ("store", "store/inside", "store/inside/it"):
+        ran = runner(tmp_path / place)("ls", "--json")
+        assert ran.document["error"]["code"] == "STORE_NOT_OURS"
+        assert ran.document["error"]["message"].startswith(f"{tmp_path / 'store'} is a file")
+        assert "Name a directory." in ran.document["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    "args",
+    [["ls", "--store", ""], ["get", "long", "--model", "m", "-o", ""], ["export", "long", "-o", ""], ["import", ""],
+     ["put", "--model", "m", "--prompt", "p", "--receipt", ""]],
+    ids=" ".join,
+)  # fmt: skip
+def test_an_empty_path_is_not_the_working_directory(kv: Run, args: list[str]) -> None:
+    ran = kv(*args)
+    assert (ran.code, ran.out) == (2, "")
+    assert "expected a path, found ''. [USAGE]" in ran.err
+
+
+def test_a_cache_file_that_is_not_there_is_named_once(kv: Run, model: Path, ids: Path) -> None:
+    ran = kv("put", "none.safetensors", "--model", model, "--tokens", ids)
+    assert ran.code == 4
+    assert ran.err.count("none.safetensors") == 1
+    assert ran.err.endswith("No such file or directory. Check the path. [CACHE_FILE_INVALID]\n")
+
+
+@pytest.mark.parametrize(
+    "args", [["get", "long", "--model", "m", "-o"], ["export", "long", "-o"],
+             ["put", "--model", "m", "--prompt", "p", "--receipt"]], ids=" ".join,
+)  # fmt: skip
+def test_a_folder_to_write_into_is_asked_for_before_the_work(kv: Run, tmp_path: Path, args: list[str]) -> None:
+    error = kv(*args, tmp_path / "no" / "out.safetensors", "--json").document["error"]
+    assert error["code"] == "USAGE"
+    assert error["message"].endswith(f"cannot be written: there is no folder {tmp_path / 'no'}. Make it first.")
