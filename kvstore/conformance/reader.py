@@ -129,4 +129,3 @@ def _stored(bundle: Bundle, index: BundleIndex, ref: PayloadRef) -> bytes:
     if found != expected:
         raise fail("STORED_DIGEST_MISMATCH", "the digest of an object", expected=expected, found=found)
     return data
-

@@ -192,4 +192,3 @@ def _keep(payload: Payload, payloads: dict[Digest, Payload]) -> PayloadRef:
     ref = PayloadRef(payload.digest(), payload.size)
     payloads[ref.digest] = payload
     return ref
-

@@ -47,4 +47,3 @@ def _tensor(leaf: LayerRecord, role: str, parts: list[Array], dropped: int) -> T
         whole = np.concatenate(parts, axis=axis)
         whole = whole.take(np.arange(whole.shape[axis] - dropped), axis=axis)
     return TensorResult(record.dtype, whole.shape, sha256_digest(np.ascontiguousarray(whole).tobytes()))
-

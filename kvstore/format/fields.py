@@ -65,13 +65,6 @@ class Fields:
         """A text of at most ``limit`` characters that matches ``grammar`` whole; None for one of a closed list."""
         return expect_text(self.get(name), self.path(name), grammar=grammar, limit=limit)
 
-    def boolean(self, name: str) -> bool:
-        """True or false."""
-        value = self.get(name)
-        if not isinstance(value, bool):
-            raise fail("FIELD_TYPE", self.path(name), expected="true or false", found=type(value).__name__)
-        return value
-
     def digest(self, name: str) -> Digest:
         """A digest."""
         return parse_digest(self.get(name), self.path(name))

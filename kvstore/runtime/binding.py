@@ -55,15 +55,12 @@ class BoundModel:
     _parameters: Mapping[str, Callable[[], Any]] = field(default_factory=dict, repr=False, compare=False)
     _snapshot: Snapshot | None = field(default=None, repr=False, compare=False)
 
-    def replaced_parameters(self) -> list[str]:
+    def _replaced(self, live: Mapping[str, Any]) -> list[str]:
         """Names of parameters that are others than at binding: new weights, an adapter, a quantization.
 
         A few models put a small parameter anew at each forward pass, clipped and in float32, with its value as it
         was (gemma3n): that is no replacement, as long as others of its parameters are the very arrays.
         """
-        return self._replaced(_parameters(self.model))
-
-    def _replaced(self, live: Mapping[str, Any]) -> list[str]:
         moved = [name for name, ref in self._parameters.items() if ref() is not live.get(name, _ABSENT)]
         if len(moved) < len(self._parameters):
             moved = [name for name in moved if not _same_value(self._parameters[name](), live.get(name))]

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from kvstore.errors import fail
 from kvstore.format.fields import Fields
 from kvstore.format.groups import Group, PayloadRef, Segment, plan_groups, segments
-from kvstore.format.layers import LOSSY_KINDS, LayerRecord, Span, leaves, parse_layers
+from kvstore.format.layers import LOSSY_KINDS, LayerRecord, leaves, parse_layers
 from kvstore.format.manifest import Manifest, MethodRecord, PrefixRecord, check_manifest, token_spec
 from kvstore.format.prefix import DEFAULT_NAMESPACE, MediaItem, TokenIds, as_token_ids, parse_namespace, prefix_digest
 from kvstore.format.rules import check_layers
@@ -95,7 +95,7 @@ def capture(
     ids = as_token_ids(token_ids)
     name = parse_namespace(namespace)
     layers = describe(cache)
-    check_layers_agree(layers, int(ids.size))
+    _check_layers_agree(layers, int(ids.size))
     require_media(ids, media, identity.media_tokens)
     _check_method(layers, method)
     _check_records(layers, int(ids.size))
@@ -137,7 +137,7 @@ def capture(
     return Captured(manifest, ids, lambda ref: makers[ref](), known)
 
 
-def check_layers_agree(layers: tuple[LayerRecord, ...], token_count: int) -> None:
+def _check_layers_agree(layers: tuple[LayerRecord, ...], token_count: int) -> None:
     """Every layer that was written has read exactly the token ids, and at least one was written.
 
     Raises:
@@ -246,8 +246,6 @@ def _make(job: _Job, sealed: Seal | None) -> Payload:
 
 def _groups(layers: tuple[LayerRecord, ...], refs: Sequence[PayloadRef]) -> tuple[Group, ...]:
     remaining = iter(refs)
-    return tuple(Group(span, paths, tuple(islice(remaining, _count(span)))) for span, paths in plan_groups(layers))
-
-
-def _count(span: Span) -> int:
-    return len(segments(span))
+    return tuple(
+        Group(span, paths, tuple(islice(remaining, len(segments(span))))) for span, paths in plan_groups(layers)
+    )

@@ -15,7 +15,7 @@ from kvstore.store.clock import micros_text, now_micros
 if TYPE_CHECKING:
     from kvstore.store.read import Verification
 
-__all__ = ["load_receipt", "logical_layout"]
+__all__ = ["load_receipt"]
 
 
 def load_receipt(plan: Plan, filled: Filled, *, verification: Verification) -> Receipt:
@@ -36,7 +36,7 @@ def load_receipt(plan: Plan, filled: Filled, *, verification: Verification) -> R
         facts={
             "buffer_bytes": filled.buffer_bytes,
             "entry_token_count": manifest.token_count,
-            "layout_digest": logical_layout(plan).digest,
+            "layout_digest": _logical_layout(plan).digest,
             "model_digest": manifest.model.digest,
             "namespace": manifest.namespace,
             "objects_read": filled.objects,
@@ -48,6 +48,6 @@ def load_receipt(plan: Plan, filled: Filled, *, verification: Verification) -> R
     )
 
 
-def logical_layout(plan: Plan) -> Layout:
+def _logical_layout(plan: Plan) -> Layout:
     """The layout of what is restored, head room not counted: comparable with a model's own ``layout_at``."""
     return layout_of(cut_layers(plan.manifest.layers, plan.tokens), plan.tokens)

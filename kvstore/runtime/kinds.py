@@ -1,6 +1,6 @@
 """Live caches as records, as zero-copy rows, and back again, whatever their classes.
 
-What each class needs is in its handler (``registry``, ``kinds_kv``, ``kinds_state``);
+What each class needs is in its handler (``registry``, ``kinds_*``);
 here whole caches are walked, lists of caches included.
 """
 

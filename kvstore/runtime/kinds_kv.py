@@ -65,9 +65,10 @@ class KeysValues(KindHandler):
             return {}
         arrays = self.arrays(cache, where)
         rows = _check_shapes(arrays, where)
-        # Trimmed to nothing is the state of a cache that was never written.
-        ranges = self.ranges(cache, rows, where) if cache.offset else ()
-        return {role: Source(array, 2, ranges) for role, array in arrays.items()} if cache.offset else {}
+        if not cache.offset:
+            return {}  # trimmed to nothing: the state of a cache that was never written
+        ranges = self.ranges(cache, rows, where)
+        return {role: Source(array, 2, ranges) for role, array in arrays.items()}
 
     def arrays(self, cache: Any, where: str) -> dict[str, mx.array]:
         """The arrays by role."""
@@ -270,4 +271,3 @@ def _merge(*ranges: tuple[int, int]) -> Ranges:
         else:
             result.append((start, stop))
     return tuple(result)
-

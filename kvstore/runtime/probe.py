@@ -1,11 +1,10 @@
 """What caches a model makes, found without computing any.
 
 The model's own caches are run through one lazy forward pass of one token (and of many,
-where that shows too little). MLX builds
-the graph and with it every shape and dtype; nothing is evaluated, so a model of any
-size costs some kilobytes and a tenth of a second. What a layer looks like after more
-tokens follows from its kind. So ``plan``, ``match`` and ``load`` know the cache
-signature and the layout before a byte is allocated.
+where that shows too little). MLX builds the graph and with it every shape and dtype;
+nothing is evaluated, so a model of any size costs some kilobytes and a tenth of a second.
+What a layer looks like after more tokens follows from its kind. So ``plan``, ``match``
+and ``load`` know the cache signature and the layout before a byte is allocated.
 """
 
 from __future__ import annotations
@@ -96,11 +95,6 @@ class Probe:
     def bytes_per_token(self) -> int:
         """Bytes that a token adds while no window is full."""
         return self.layout_at(2).total_bytes - self.layout_at(1).total_bytes
-
-    @property
-    def constant_bytes(self) -> int:
-        """Bytes that are there whatever the token count: recurrent state."""
-        return self.layout_at(1).total_bytes - self.bytes_per_token
 
     def lowest_cut(self, token_count: int) -> int:
         """The least token count that a cache of ``token_count`` tokens can be cut back to; that count if it cannot."""

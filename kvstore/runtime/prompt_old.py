@@ -62,7 +62,7 @@ def _revive(name: str, state: Any, meta: Any, template: Any, where: str) -> Any:
 
 
 def _plain(cls: Any, state: Any, meta: list[str], where: str) -> Any:
-    _expect(where, "numbers", 0, len(meta))
+    _require_no_numbers(meta, where)
     cache = cls()
     cache.keys, cache.values = _pair(state, where)
     cache.offset = int(cache.keys.shape[2])
@@ -101,7 +101,7 @@ def _chunked(cls: Any, state: Any, meta: list[str], where: str) -> Any:
 
 
 def _arrays(cls: Any, state: Any, meta: list[str], where: str) -> Any:
-    _expect(where, "numbers", 0, len(meta))
+    _require_no_numbers(meta, where)
     slots: Any = state
     rest: tuple[Any, Any] = (None, None)
     if isinstance(state, list) and len(state) == 3 and isinstance(state[0], list):
@@ -228,9 +228,9 @@ def _integers(texts: list[str], count: int, where: str) -> list[int]:
     return [int(text) for text in texts]
 
 
-def _expect(where: str, what: str, expected: int, found: int) -> None:
-    if expected != found:
-        raise _invalid(f"{what} of {where}", expected, found)
+def _require_no_numbers(meta: list[str], where: str) -> None:
+    if meta:
+        raise _invalid(f"numbers of {where}", 0, len(meta))
 
 
 def _shown(value: Any) -> Any:

@@ -122,12 +122,10 @@ class SparseKVCache:
         if self.keys is None:
             self.keys, self.values = self._blank(keys, room), self._blank(values, room)
             return
-        self.keys, self.values = tree_map(lambda array: _grown(array, self.rows, room, _ROW_AXIS), self._both())
+        both = self.keys, self.values
+        self.keys, self.values = tree_map(lambda array: _grown(array, self.rows, room, _ROW_AXIS), both)
         if self.positions is not None:
             self.positions = _grown(self.positions, self.rows, room, 1)
-
-    def _both(self) -> tuple[Any, Any]:
-        return self.keys, self.values
 
     def _blank(self, like: mx.array, rows: int) -> Any:
         """Zeroed storage for rows like those of ``like``."""

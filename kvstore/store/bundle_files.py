@@ -148,5 +148,3 @@ def write_tar(path: Path, files: Iterable[tuple[str, Readable]]) -> int:
 
     write_file(path, parts(), mode=_FILE_MODE)
     return total
-
-

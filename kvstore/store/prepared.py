@@ -70,11 +70,6 @@ class Prepared:
         """Execute it; gives the first row, if there is one."""
         return next(iter(self(connection, **values)), None)
 
-    def many(self, connection: sa.Connection, rows: Iterable[Mapping[str, Any]]) -> None:
-        """Execute it for each of these rows."""
-        for values in rows:
-            self(connection, **values)
-
     def _for(self, connection: sa.Connection, names: Iterable[str]) -> _Compiled:
         name = connection.dialect.name
         if name not in self._compiled:

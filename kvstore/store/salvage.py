@@ -50,7 +50,6 @@ class Salvage:
             with suppress(KVStoreError):
                 label_entry(connection, name, entry_id, set_at)
 
-
     def restore_leases(self, connection: sa.Connection) -> None:
         """Let the leases go on whose entries are there; those that have ended go with the next sweep."""
         for owner, (entry_id, taken_at, expires_at) in sorted(self.leases.items()):

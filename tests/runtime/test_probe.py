@@ -163,8 +163,6 @@ def test_a_window_stops_growing() -> None:
     assert found.layout_at(1024).total_bytes == 1024 * 62 * row
     assert found.layout_at(2000).total_bytes == (2000 * 10 + 1024 * 52) * row
     assert found.lowest_cut(1024) == 0
-    assert found.constant_bytes == 0
-    assert probe_config(QWEN3_NEXT_80B).constant_bytes > 0
 
 
 def test_the_dtype_without_weights_is_that_of_the_config() -> None:
