@@ -15,12 +15,12 @@ import weakref
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 from kvstore.errors import fail
 from kvstore.runtime.folder import load_errors
 from kvstore.runtime.identity import ModelIdentity
+from kvstore.runtime.loading import load_unread, load_whole
 
 if TYPE_CHECKING:
     import mlx.nn as nn
@@ -119,7 +119,7 @@ def load_model(
     """
     require_one_rank()
     identity = ModelIdentity.from_path(path, adapter_path)
-    model, tokenizer = _load(identity, trust_remote_code=trust_remote_code)
+    model, tokenizer = load_whole(identity.path, identity.adapter_path, trust_remote_code=trust_remote_code)
     # After the last byte was read: mlx-lm leaves an adapter's arrays lazy.
     identity.require_unchanged()
     return BoundModel(model, tokenizer, identity, "loaded", 0, _references(model), _snapshot(model))
@@ -175,7 +175,7 @@ def _compare(model: nn.Module, identity: ModelIdentity, *, sample: int | None, t
         raise fail("USAGE", "bind: model", expected="an mlx.nn.Module", found=type(model).__name__)
     require_one_rank()
     identity.require_unchanged()
-    reference = _skeleton(identity, trust_remote_code=trust_remote_code)
+    reference = load_unread(identity.path, identity.adapter_path, trust_remote_code=trust_remote_code)
     return compare_models(model, reference, sample=sample, untrained=_untrained(reference, identity))
 
 
@@ -220,37 +220,6 @@ def require_one_rank() -> None:
             "SHARD_UNSUPPORTED", "mx.distributed", expected="1 rank", found=size,
             fix="Run the model in one process; sharded caches are not part of format v1.",
         )  # fmt: skip
-
-
-def _load(identity: ModelIdentity, *, trust_remote_code: bool) -> tuple[nn.Module, Any]:
-    import mlx.core as mx
-    import mlx_lm
-
-    from kvstore.runtime.older_mlx_lm import loader_options
-
-    with load_errors(identity.path):
-        model, tokenizer = mlx_lm.load(
-            str(identity.path), adapter_path=_text(identity.adapter_path),
-            **loader_options(identity.path, trust_remote_code=trust_remote_code),
-        )[:2]  # fmt: skip
-        mx.eval(model.parameters())
-    return model, tokenizer
-
-
-def _skeleton(identity: ModelIdentity, *, trust_remote_code: bool) -> nn.Module:
-    """The model of the files with every weight still unread."""
-    from mlx_lm import utils
-
-    from kvstore.runtime.older_mlx_lm import loader_options
-
-    with load_errors(identity.path):
-        model, _ = utils.load_model(
-            identity.path, lazy=True, **loader_options(identity.path, trust_remote_code=trust_remote_code)
-        )
-        if identity.adapter_path is not None:
-            model = utils.load_adapters(model, str(identity.adapter_path))
-            model.eval()
-    return model
 
 
 def _untrained(reference: nn.Module, identity: ModelIdentity) -> frozenset[str]:
@@ -316,7 +285,3 @@ def _same_value(bound: Any, live: Any) -> bool:
         bound is not None and live is not None and bound.shape == live.shape and live.dtype.size >= bound.dtype.size
         and same_bits(bound.astype(live.dtype), live)
     )  # fmt: skip
-
-
-def _text(path: Path | None) -> str | None:
-    return None if path is None else str(path)

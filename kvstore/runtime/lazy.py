@@ -9,6 +9,7 @@ from kvstore.format.layers import LayerRecord, leaves
 from kvstore.runtime.binding import BoundModel, bind_unread
 from kvstore.runtime.folder import load_errors, locate
 from kvstore.runtime.identity import ModelIdentity
+from kvstore.runtime.loading import load_unread
 from kvstore.runtime.probe import CacheOptions, make_cache
 
 __all__ = ["caches_of_folder", "load_tokenizer", "open_model", "options_of"]
@@ -21,17 +22,8 @@ def open_model(path: str | os.PathLike[str], adapter_path: str | os.PathLike[str
         InvalidError: MODEL_FOLDER_INVALID.
         IncompatibleError: BINDING_MISMATCH where a file changed meanwhile.
     """
-    from mlx_lm import utils
-
-    from kvstore.runtime.older_mlx_lm import loader_options
-
     identity = ModelIdentity.from_path(path, adapter_path)
-    with load_errors(identity.path):
-        model, _ = utils.load_model(identity.path, lazy=True, **loader_options(identity.path))
-        if identity.adapter_path is not None:
-            model = utils.load_adapters(model, str(identity.adapter_path))
-            model.eval()
-    return bind_unread(model, identity)
+    return bind_unread(load_unread(identity.path, identity.adapter_path), identity)
 
 
 def caches_of_folder(path: str | os.PathLike[str]) -> list[Any]:
@@ -40,14 +32,7 @@ def caches_of_folder(path: str | os.PathLike[str]) -> list[Any]:
     Raises:
         InvalidError: MODEL_FOLDER_INVALID.
     """
-    from mlx_lm import utils
-
-    from kvstore.runtime.older_mlx_lm import loader_options
-
-    folder = locate(path).path
-    with load_errors(folder):
-        model, _ = utils.load_model(folder, lazy=True, **loader_options(folder))
-    return make_cache(model)
+    return make_cache(load_unread(locate(path).path))
 
 
 def load_tokenizer(path: str | os.PathLike[str]) -> Any:

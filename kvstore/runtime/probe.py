@@ -27,6 +27,7 @@ from kvstore.runtime.binding import BoundModel
 from kvstore.runtime.folder import Folder, load_errors, locate
 from kvstore.runtime.grow import MANY_TOKENS, grown, grows_unseen
 from kvstore.runtime.identity import WEIGHT_PATTERN, effective_config
+from kvstore.runtime.loading import load_unread
 from kvstore.store.file_digests import FileDigests
 
 if TYPE_CHECKING:
@@ -140,13 +141,7 @@ def probe_folder(path: str | os.PathLike[str], options: CacheOptions | None = No
     config = effective_config(folder)
     if not folder.names(WEIGHT_PATTERN):
         return probe_config(config, options)
-    from mlx_lm import utils
-
-    from kvstore.runtime.older_mlx_lm import loader_options
-
-    with load_errors(folder.path):
-        model, _ = utils.load_model(folder.path, lazy=True, **loader_options(folder.path))
-    return probe(model, options)
+    return probe(load_unread(folder.path), options)
 
 
 def probe_config(config: Mapping[str, Any], options: CacheOptions | None = None) -> Probe:
