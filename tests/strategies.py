@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from kvstore.format.digest import Digest, sha256_digest
 from kvstore.format.groups import Group, PayloadRef, plan_groups, segment_tensors, segments
 from kvstore.format.json import Json, number_text
-from kvstore.format.layers import LOSSY_KINDS, LayerRecord, TensorRecord, leaves
+from kvstore.format.kinds import LOSSY_KINDS
+from kvstore.format.layers import LayerRecord, TensorRecord, leaves
 from kvstore.format.manifest import Manifest, MethodRecord, PrefixRecord, token_spec
 from kvstore.format.model import AdapterRecord, FileRecord, ModelRecord, TokenizerRecord
 from kvstore.format.prefix import MediaItem

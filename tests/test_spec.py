@@ -13,12 +13,13 @@ import pytest
 
 from kvstore import errors, limits
 from kvstore.codes import CODES, PHASES
-from kvstore.format import configs, layers, model, prefix
+from kvstore.format import configs, kinds, model, prefix
 from kvstore.format.bundle import BUNDLE_MEDIA_TYPE, parse_bundle_layout
 from kvstore.format.digest import tagged_digest
 from kvstore.format.fields import Fields
 from kvstore.format.json import canonical_bytes, number_text
-from kvstore.format.layers import KINDS, leaves, parse_layers
+from kvstore.format.kinds import KINDS
+from kvstore.format.layers import leaves, parse_layers
 from kvstore.format.layout import LAYOUT_MEDIA_TYPE, parse_layout
 from kvstore.format.manifest import MANIFEST_MEDIA_TYPE, parse_manifest
 from kvstore.format.object_header import MEDIA_TYPE as OBJECT_MEDIA_TYPE
@@ -204,9 +205,9 @@ def test_values_in_requirements() -> None:
 
     assert ticks("KV-LAY-004")[:-1] == list(DTYPE_SIZES)
     assert set(re.findall(r"\d+", REQUIREMENTS["KV-LAY-021"])) >= {
-        str(n) for n in (*layers.QUANTIZATION_BITS, *layers.QUANTIZATION_GROUPS)
+        str(n) for n in (*kinds.QUANTIZATION_BITS, *kinds.QUANTIZATION_GROUPS)
     }
-    assert set(ticks("KV-LAY-043")) >= {*layers.BIASED_MODES, *layers.UNBIASED_MODES}
+    assert set(ticks("KV-LAY-043")) >= {*kinds.BIASED_MODES, *kinds.UNBIASED_MODES}
     assert ticks("KV-PFX-012") == [prefix.DEFAULT_NAMESPACE]
     assert ticks("KV-MOD-007") == [f'H("{model.MODEL_TAG}", M)']
     assert ticks("KV-MOD-018") == [f'H("{model.CONFIG_TAG}", C)']

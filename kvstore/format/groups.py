@@ -18,7 +18,8 @@ from kvstore.errors import KVStoreError, fail
 from kvstore.format.digest import Digest
 from kvstore.format.fields import Fields, expect_text
 from kvstore.format.json import Json
-from kvstore.format.layers import LayerRecord, Span, SpanKind, Window, leaves
+from kvstore.format.kinds import SpanKind
+from kvstore.format.layers import LayerRecord, Span, Window, leaves
 from kvstore.format.tensors import TensorSpec, payload_size
 from kvstore.limits import BLOCK_TOKENS, MAX_LAYERS, MAX_PAYLOAD_BYTES, MAX_TOKENS
 

@@ -1,104 +1,33 @@
-"""Layer records: the kinds of cache that the format knows, and what each one must hold.
-
-Kinds are named by what they are, never after a library's classes. A kind is a row of
-:data:`KINDS`: its scalars, the tensors it holds and which of their axes runs over
-tokens, and whether the record may be cut. Adding a kind is adding a row here, one
-runtime class in ``kvstore.runtime.kinds``, and a section of SPEC.md.
-"""
+"""Layer records: what one layer of a cache is, of one of the kinds in ``kvstore.format.kinds``."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from types import MappingProxyType
-from typing import Any, Final, Literal
+from typing import Any, Final
 
 from kvstore.errors import fail
 from kvstore.format.fields import Fields, expect_object
 from kvstore.format.json import Json
+from kvstore.format.kinds import (
+    BIASED_MODES,
+    KINDS,
+    UNBIASED_MODES,
+    Kind,
+    SpanKind,
+)
 from kvstore.format.tensors import parse_dtype
 from kvstore.limits import MAX_DIM, MAX_LAYERS, MAX_RANK, MAX_SLOTS, MAX_TOKENS
 
-__all__ = [
-    "KINDS", "LOSSY_KINDS", "QUANTIZATION_BITS", "Kind", "LayerRecord", "Role", "Scalar", "Span", "TensorRecord",
-    "leaves", "parse_layers",
-]  # fmt: skip
+__all__ = ["LayerRecord", "Scalar", "Span", "TensorRecord", "leaves", "lowest_cut", "parse_layers"]
 
 Scalar = int | str | tuple[int, ...] | None
-SpanKind = Literal["tokens", "rows", "state"]
 Window = tuple[int, ...]
 """What bounds a layer's rows: (max size, keep) of a ring, (chunk size) of a chunk, () where nothing does."""
 
 
-@dataclass(frozen=True, slots=True)
-class Role:
-    """One tensor of a kind.
-
-    Attributes:
-        axis: The axis that runs over tokens; None for a snapshot.
-        required: Whether a written layer must have it.
-        open: An axis of a snapshot whose extent follows from the position.
-        steady: Whether it is there at every position or at none, so that signatures can name it.
-    """
-
-    axis: int | None
-    rank: int | None = None
-    required: bool = True
-    open: int | None = None
-    steady: bool = True
-
-
-@dataclass(frozen=True, slots=True)
-class Kind:
-    """One row of the registry of kinds.
-
-    Attributes:
-        scalars: Field name to its type: ``int``, ``mode`` (of quantization), ``ints?`` (array or null).
-        roles: Tensor role to :class:`Role`; empty for ``list``.
-        span: How token rows are grouped: by absolute position, by stored row, or as one snapshot.
-    """
-
-    name: str
-    scalars: Mapping[str, str]
-    roles: Mapping[str, Role]
-    span: SpanKind
-
-
-_KV: Final = {"k": Role(2, 4), "v": Role(2, 4)}
-_QUANTIZED: Final = {
-    f"{side}.{part}": Role(2, 4, part != "biases") for side in "kv" for part in ("words", "scales", "biases")
-}
-_SPARSE: Final = {"positions": Role(1, 2, required=False)}
-_AT_TIMES: Final = Role(None, 3, required=False, steady=False)
-_COMPRESSED: Final = {
-    "window": Role(None, 3, open=1), "compressed": _AT_TIMES, "index": _AT_TIMES, "pending.kv": _AT_TIMES,
-    "pending.gate": _AT_TIMES,
-}  # fmt: skip
-_QUANTIZATION: Final = {"bits": "int", "group_size": "int", "mode": "mode"}
-
-KINDS: Final[Mapping[str, Kind]] = MappingProxyType({
-    kind.name: kind
-    for kind in (
-        Kind("kv", {"offset": "int"}, _KV, "tokens"),
-        Kind("kv-quantized", {"offset": "int", **_QUANTIZATION}, _QUANTIZED, "tokens"),
-        Kind("kv-rotating", {"offset": "int", "max_size": "int", "keep": "int", "ring_index": "int"}, _KV, "tokens"),
-        Kind("kv-chunked", {"offset": "int", "chunk_size": "int", "start": "int"}, _KV, "tokens"),
-        Kind("kv-concatenated", {"offset": "int"}, _KV, "tokens"),
-        Kind("kv-sparse", {"offset": "int"}, {**_KV, **_SPARSE}, "rows"),
-        Kind("kv-sparse-quantized", {"offset": "int", **_QUANTIZATION}, {**_QUANTIZED, **_SPARSE}, "rows"),
-        Kind("kv-compressed", {"offset": "int", "max_size": "int"}, _COMPRESSED, "state"),
-        Kind("state", {"slots": "int", "left_padding": "ints?", "lengths": "ints?"}, {}, "state"),
-        Kind("list", {}, {}, "state"),
-    )
-})  # fmt: skip
-
-QUANTIZATION_BITS: Final = (2, 3, 4, 5, 6, 8)
-QUANTIZATION_GROUPS: Final = (16, 32, 64, 128)
-LOSSY_KINDS: Final = frozenset({"kv-sparse", "kv-sparse-quantized"})
-"""Kinds of layers that a lossy method has dropped rows from."""
-BIASED_MODES: Final = ("affine",)
-UNBIASED_MODES: Final = ("mxfp4", "mxfp8", "nvfp4")
 _INTEGERS: Final = frozenset({"U8", "I8", "I16", "U16", "I32", "U32", "I64", "U64"})
 _SLOT: Final = re.compile(r"slot\.(0|[1-9][0-9]{0,3})", re.ASCII)
 
@@ -137,7 +66,7 @@ class LayerRecord:
     @property
     def offset(self) -> int | None:
         """Logical token count, or None where the kind has none."""
-        return self._int("offset") if "offset" in self.scalars else None
+        return self.integer("offset") if "offset" in self.scalars else None
 
     @property
     def never_written(self) -> bool:
@@ -164,13 +93,13 @@ class LayerRecord:
             return None
         if KINDS[self.kind].span == "rows":
             return Span("rows", 0, rows, 0)
-        start, keep = self._window()
+        start, keep = self._running()
         return Span("tokens", start, rows - keep, keep)
 
     @property
     def window(self) -> Window:
         """The settings that move this layer's span apart from others': window and kept rows, or chunk."""
-        return tuple(self._int(name) for name in ("max_size", "keep", "chunk_size") if name in self.scalars)
+        return tuple(self.integer(name) for name in ("max_size", "keep", "chunk_size") if name in self.scalars)
 
     @property
     def lowest_cut(self) -> int:
@@ -188,10 +117,10 @@ class LayerRecord:
             # back, the only row that is missing is the one that the next update replaces.
             if offset == self.rows:
                 return 0
-            return offset if self._int("keep") or self.rows != self._int("max_size") else offset - 1
+            return offset if self.integer("keep") or self.rows != self.integer("max_size") else offset - 1
         if self.kind == "kv-chunked":
-            start = self._int("start")
-            return min(offset, start + self._int("chunk_size")) if start else 0
+            start = self.integer("start")
+            return min(offset, start + self.integer("chunk_size")) if start else 0
         return offset
 
     def axis(self, role: str) -> int | None:
@@ -215,22 +144,27 @@ class LayerRecord:
 
     def integer(self, name: str) -> int:
         """An integer scalar."""
-        return self._int(name)
-
-    def _int(self, name: str) -> int:
         value = self.scalars[name]
         assert isinstance(value, int)  # noqa: S101 - parse_layers proved it
         return value
 
-    def _window(self) -> tuple[int, int]:
+    def _running(self) -> tuple[int, int]:
         """First absolute position of the running rows, and the number of kept rows before them."""
         offset = self.offset or 0
         if self.kind == "kv-rotating" and offset > self.rows:
-            keep = self._int("keep")
+            keep = self.integer("keep")
             return offset - (self.rows - keep), keep
         if self.kind == "kv-chunked":
-            return self._int("start"), 0
+            return self.integer("start"), 0
         return 0, 0
+
+    def with_rows(self, rows: int, **scalars: Scalar) -> LayerRecord:
+        """The layer with so many rows in each tensor that runs over tokens, and with these scalars."""
+        tensors = {}
+        for role, record in self.tensors.items():
+            shape = tuple(rows if at == self.axis(role) else extent for at, extent in enumerate(record.shape))
+            tensors[role] = replace(record, shape=shape)
+        return replace(self, scalars=MappingProxyType({**self.scalars, **scalars}), tensors=MappingProxyType(tensors))
 
     def to_json(self) -> dict[str, Json]:
         """The JSON object."""
@@ -249,8 +183,14 @@ def leaves(layers: tuple[LayerRecord, ...], prefix: str = "") -> Iterator[tuple[
             yield f"{prefix}{index}", layer
 
 
+def lowest_cut(found: Iterable[LayerRecord], token_count: int) -> int:
+    """The least token count that leaf layers of ``token_count`` tokens can all be cut back to; that count if none."""
+    cuts = [token_count if leaf.lowest_cut < 0 else leaf.lowest_cut for leaf in found if not leaf.never_written]
+    return max(cuts, default=token_count)
+
+
 def parse_layers(fields: Fields, name: str) -> tuple[LayerRecord, ...]:
-    """Parse the array of layer records; structure only, see ``manifest`` for cross-field rules."""
+    """Parse the array of layer records; structure only, see ``rules`` for what must agree."""
     budget = [MAX_LAYERS]
     return tuple(_layer(item, where, budget) for item, where in fields.items(name, limit=MAX_LAYERS))
 

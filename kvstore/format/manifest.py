@@ -19,7 +19,8 @@ from kvstore.format.digest import Digest, Readable, sha256_digest
 from kvstore.format.fields import NAME, Fields, expect_object, expect_text
 from kvstore.format.groups import Group, PayloadRef, check_groups, parse_groups, parse_payload_ref
 from kvstore.format.json import Json, canonical_bytes, parse_canonical
-from kvstore.format.layers import LOSSY_KINDS, LayerRecord, leaves, parse_layers
+from kvstore.format.kinds import LOSSY_KINDS
+from kvstore.format.layers import LayerRecord, leaves, lowest_cut, parse_layers
 from kvstore.format.model import ModelRecord, TokenizerRecord, parse_model, parse_tokenizer
 from kvstore.format.prefix import MediaItem, TokenIds, before_media, parse_media, parse_namespace, prefix_digest
 from kvstore.format.rules import check_layers
@@ -112,9 +113,7 @@ class Manifest:
     @property
     def lowest_cut(self) -> int:
         """The least token count that the whole entry can be cut back to (``token_count`` if it cannot)."""
-        cuts = [self.token_count if leaf.lowest_cut < 0 else leaf.lowest_cut
-                for leaf in self.leaves.values() if not leaf.never_written]  # fmt: skip
-        return max(cuts, default=self.token_count)
+        return lowest_cut(self.leaves.values(), self.token_count)
 
     def can_cut(self, tokens: int) -> bool:
         """Whether the entry can be restored at ``tokens``: not below the lowest cut, not within a media item."""

@@ -10,15 +10,8 @@ from collections.abc import Callable, Mapping
 from typing import Final
 
 from kvstore.errors import fail
-from kvstore.format.layers import (
-    BIASED_MODES,
-    KINDS,
-    QUANTIZATION_BITS,
-    QUANTIZATION_GROUPS,
-    UNBIASED_MODES,
-    LayerRecord,
-    leaves,
-)  # fmt: skip
+from kvstore.format.kinds import BIASED_MODES, KINDS, QUANTIZATION_BITS, QUANTIZATION_GROUPS, UNBIASED_MODES
+from kvstore.format.layers import LayerRecord, leaves
 
 __all__ = ["check_layers"]
 
@@ -32,11 +25,11 @@ def check_layers(layers: tuple[LayerRecord, ...], token_count: int) -> None:
     written = False
     for path, layer in leaves(layers):
         where = f"layers[{path}]"
-        _check_set(layer, where)
         if layer.never_written:
             _check_never_written(layer, where)
             continue
         written = True
+        _check_set(layer, where)
         _check_shapes(layer, where)
         if layer.offset is not None and layer.offset != token_count:
             raise fail("TOKEN_COUNT_MISMATCH", f"{where}.offset", expected=token_count, found=layer.offset)
@@ -48,11 +41,8 @@ def check_layers(layers: tuple[LayerRecord, ...], token_count: int) -> None:
 
 
 def _check_set(layer: LayerRecord, where: str) -> None:
-    """All required roles or none at all; biases exactly where the mode has them."""
-    roles = KINDS[layer.kind].roles
-    if layer.never_written:
-        return
-    required = {role for role, rule in roles.items() if rule.required}
+    """All required roles; biases exactly where the mode has them."""
+    required = {role for role, rule in KINDS[layer.kind].roles.items() if rule.required}
     if "mode" in layer.scalars and layer.scalars["mode"] in BIASED_MODES:
         required |= {"k.biases", "v.biases"}
     missing = sorted(required - set(layer.tensors))

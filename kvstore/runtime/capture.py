@@ -18,7 +18,8 @@ from typing import TYPE_CHECKING, Any
 from kvstore.errors import fail
 from kvstore.format.fields import Fields
 from kvstore.format.groups import Group, PayloadRef, Segment, plan_groups, segments
-from kvstore.format.layers import LOSSY_KINDS, LayerRecord, leaves, parse_layers
+from kvstore.format.kinds import LOSSY_KINDS
+from kvstore.format.layers import LayerRecord, leaves, parse_layers
 from kvstore.format.manifest import Manifest, MethodRecord, PrefixRecord, check_manifest, token_spec
 from kvstore.format.prefix import DEFAULT_NAMESPACE, MediaItem, TokenIds, as_token_ids, parse_namespace, prefix_digest
 from kvstore.format.rules import check_layers

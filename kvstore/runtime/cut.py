@@ -8,11 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from types import MappingProxyType
 
 from kvstore.errors import fail
 from kvstore.format.groups import PayloadRef, segments
-from kvstore.format.layers import LayerRecord, Scalar
+from kvstore.format.layers import LayerRecord
 from kvstore.format.manifest import Manifest
 from kvstore.format.prefix import before_media
 
@@ -68,13 +67,11 @@ def cut_layer(layer: LayerRecord, tokens: int) -> Cut:
         # One token back in a full ring with nothing pinned. The newest row goes; the place
         # that it had is the next to be written, so the row that it displaced is never missed.
         ring = (layer.integer("ring_index") - 1) % layer.rows
-        record = _with(layer, {"offset": tokens, "ring_index": ring}, layer.rows)
+        record = layer.with_rows(layer.rows, offset=tokens, ring_index=ring)
         return Cut(record, layer, layer.rows - 1)
     rows = tokens - (layer.integer("start") if layer.kind == "kv-chunked" else 0)
-    scalars: dict[str, Scalar] = {"offset": tokens}
-    if layer.kind == "kv-rotating":
-        scalars["ring_index"] = rows
-    record = _with(layer, scalars, rows)
+    ring_index = {"ring_index": rows} if layer.kind == "kv-rotating" else {}
+    record = layer.with_rows(rows, offset=tokens, **ring_index)
     return Cut(record, record, rows)
 
 
@@ -96,15 +93,4 @@ def cut_layers(layers: Sequence[LayerRecord], tokens: int) -> tuple[LayerRecord,
         if layer.kind == "list"
         else cut_layer(layer, tokens).record
         for layer in layers
-    )
-
-
-def _with(layer: LayerRecord, scalars: dict[str, Scalar], rows: int) -> LayerRecord:
-    tensors = {}
-    for role, tensor in layer.tensors.items():
-        axis = layer.axis(role)
-        assert axis is not None  # noqa: S101 - every kind that can be cut has rows in all its tensors
-        tensors[role] = replace(tensor, shape=(*tensor.shape[:axis], rows, *tensor.shape[axis + 1 :]))
-    return replace(
-        layer, scalars=MappingProxyType({**layer.scalars, **scalars}), tensors=MappingProxyType(tensors)
     )

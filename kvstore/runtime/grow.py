@@ -50,11 +50,7 @@ def grown(layer: LayerRecord, later: LayerRecord, count: int) -> LayerRecord:
         scalars["start"] = count - rows
     elif layer.kind not in _EVERY_TOKEN:
         raise fail("KIND_UNSUPPORTED", "probe", expected=list(_EVERY_TOKEN), found=layer.kind)
-    shapes = {
-        role: tuple(rows if at == layer.axis(role) else n for at, n in enumerate(tensor.shape))
-        for role, tensor in layer.tensors.items()
-    }
-    return _with_shapes(layer, scalars, shapes)
+    return layer.with_rows(rows, **scalars)
 
 
 def _extents(first: TensorRecord, later: TensorRecord, count: int) -> tuple[int, ...]:

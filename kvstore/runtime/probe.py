@@ -20,7 +20,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 from kvstore.errors import fail
 from kvstore.format.compat import Signature, signature
-from kvstore.format.layers import QUANTIZATION_BITS, LayerRecord, leaves
+from kvstore.format.kinds import QUANTIZATION_BITS
+from kvstore.format.layers import LayerRecord, leaves, lowest_cut
 from kvstore.format.layout import Layout, layout_of
 from kvstore.limits import MAX_TOKENS
 from kvstore.runtime.binding import BoundModel
@@ -99,11 +100,7 @@ class Probe:
 
     def lowest_cut(self, token_count: int) -> int:
         """The least token count that a cache of ``token_count`` tokens can be cut back to; that count if it cannot."""
-        cuts = [
-            token_count if leaf.lowest_cut < 0 else leaf.lowest_cut
-            for _, leaf in leaves(self.layers_at(token_count)) if not leaf.never_written
-        ]  # fmt: skip
-        return max(cuts, default=token_count)
+        return lowest_cut((leaf for _, leaf in leaves(self.layers_at(token_count))), token_count)
 
 
 def probe(model: BoundModel | nn.Module, options: CacheOptions | None = None) -> Probe:

@@ -20,7 +20,8 @@ from typing import Any, ClassVar, Final
 import mlx.core as mx
 
 from kvstore.errors import fail
-from kvstore.format.layers import KINDS, LayerRecord, Scalar, TensorRecord
+from kvstore.format.kinds import KINDS
+from kvstore.format.layers import LayerRecord, Scalar, TensorRecord
 from kvstore.runtime.rows import Ranges
 
 __all__ = [
@@ -77,7 +78,7 @@ class KindHandler(ABC):
     """How one cache class is read and rebuilt. Subclass it and call :func:`register_kind`.
 
     Attributes:
-        kind: The format's kind, a key of :data:`kvstore.format.layers.KINDS`.
+        kind: The format's kind, a key of :data:`kvstore.format.kinds.KINDS`.
         step: Rows by which the class grows its buffers.
     """
 

@@ -11,7 +11,7 @@ from kvstore.cli import inputs
 from kvstore.cli.get import get
 from kvstore.cli.inputs import encode_prompt, read_prompt, read_token_ids
 from kvstore.errors import InvalidError, UsageError
-from kvstore.format.layers import QUANTIZATION_BITS, QUANTIZATION_GROUPS
+from kvstore.format.kinds import QUANTIZATION_BITS, QUANTIZATION_GROUPS
 from kvstore.runtime.prompt_shapes import SHAPES
 
 

@@ -15,7 +15,7 @@ from kvstore.conformance.index import INDEX_MEDIA_TYPE, Case, load_index
 from kvstore.conformance.runner import run_cases
 from kvstore.format.digest import sha256_digest
 from kvstore.format.filters import FILTERS
-from kvstore.format.layers import KINDS
+from kvstore.format.kinds import KINDS
 from kvstore.format.manifest import PROFILES
 from kvstore.format.object_header import _HEADERS
 from kvstore.format.object_layout import _cached_layout

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from kvstore.errors import KVStoreError
 from kvstore.format.fields import Fields
-from kvstore.format.layers import KINDS, LayerRecord, Span, leaves, parse_layers
+from kvstore.format.kinds import KINDS
+from kvstore.format.layers import LayerRecord, Span, leaves, parse_layers
 from kvstore.limits import MAX_LAYERS, MAX_SLOTS, MAX_TOKENS
 from tests.samples import COUNT, LEAVES, NEVER_WRITTEN, kv_tensors, layer
 from tests.strategies import LEAF_KINDS, layer_lists

@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 import kvstore
 from kvstore.format.compat import Wanted, mismatches, signature, signature_digest
 from kvstore.format.digest import sha256_digest
-from kvstore.format.layers import KINDS, LOSSY_KINDS, LayerRecord, TensorRecord, leaves
+from kvstore.format.kinds import KINDS, LOSSY_KINDS
+from kvstore.format.layers import LayerRecord, TensorRecord, leaves
 from kvstore.format.manifest import Manifest, MethodRecord, PrefixRecord, parse_manifest, token_spec
 from kvstore.format.prefix import MediaItem, as_token_ids
 from kvstore.format.tensors import payload_size

@@ -18,7 +18,7 @@ from mlx_lm.models.cache import (
     RotatingKVCache,
 )
 
-from kvstore.format.layers import QUANTIZATION_BITS
+from kvstore.format.kinds import QUANTIZATION_BITS
 from kvstore.format.rules import check_layers
 from kvstore.runtime.kinds import describe, views
 from kvstore.runtime.kinds_kv import CUT_MARK
