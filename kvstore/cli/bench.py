@@ -27,7 +27,7 @@ def bench(session: Session, **options: Any) -> None:
     hit pays: what restoring takes, and what computing the same tokens would take. Nothing is left in
     the store.
     """  # fmt: skip
-    with session.open_store(create=True) as store:
+    with session.open_store(create=True, writable=True) as store:
         from kvstore.runtime.binding import load_model
         from kvstore.runtime.measure import measure
         from kvstore.store.rates import Rates

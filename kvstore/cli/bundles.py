@@ -52,7 +52,10 @@ def import_(session: Session, path: Path, label: str | None) -> None:
     Every payload is decoded and proved before the entry is there. A digest proves that bytes are
     whole, not that whoever made them is honest.
     """
-    with session.open_entries(create=True) as store, session.output.progress("import", total=1, unit="bytes") as bar:
+    with (
+        session.open_entries(create=True, writable=True) as store,
+        session.output.progress("import", total=1, unit="bytes") as bar,
+    ):
         done = store.import_bundle(path, label=label, progress=bar.update)
     written = done.written
     document = {

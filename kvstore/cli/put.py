@@ -100,7 +100,7 @@ def _prefill_and_put(session: Session, options: dict[str, Any]) -> None:
     """Everything that can be wrong with the call first, then the model, then the work."""
     out = session.output
     prompt = read_input(options)
-    with session.open_store(create=True) as store:
+    with session.open_store(create=True, writable=True) as store:
         from kvstore.runtime.binding import load_model
 
         out.say("loading the model", level=1)
@@ -160,7 +160,7 @@ def _prefill(
 
 def _import(session: Session, file: Path, options: dict[str, Any]) -> None:
     ids = read_token_ids(options["tokens"])
-    with session.open_store(create=True) as store:
+    with session.open_store(create=True, writable=True) as store:
         from kvstore.runtime.identity import ModelIdentity
         from kvstore.runtime.lazy import caches_of_folder
         from kvstore.runtime.prompt_file import read_prompt_file

@@ -61,7 +61,7 @@ class Session:
 
         return self.store or default_root()
 
-    def open_store(self, *, create: bool = False) -> Store:
+    def open_store(self, *, create: bool = False, writable: bool = False) -> Store:
         """Open the store with MLX behind it.
 
         Raises:
@@ -69,17 +69,23 @@ class Session:
         """
         from kvstore.runtime.store import Store
 
-        return Store.open(self.path, create=create)
+        return Store(self.open_entries(create=create, writable=writable))
 
-    def open_entries(self, *, create: bool = False, read_only: bool = False) -> EntryStore:
-        """Open the store without MLX.
+    def open_entries(
+        self, *, create: bool = False, read_only: bool = False, writable: bool = False
+    ) -> EntryStore:
+        """Open the store without MLX; with ``writable``, a store that cannot be written is refused at once.
 
         Raises:
             StoreError: STORE_MISSING and the other STORE_* codes.
         """
         from kvstore.store.entry_store import EntryStore
 
-        return EntryStore.open(self.path, create=create, read_only=read_only)
+        store = EntryStore.open(self.path, create=create, read_only=read_only)
+        if writable and store.read_only:
+            with store:
+                store.require_writable()
+        return store
 
 
 _pass_session = click.make_pass_decorator(Session, ensure=True)

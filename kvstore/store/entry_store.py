@@ -118,6 +118,10 @@ class EntryStore:
         """Whether nothing can be written."""
         return self._opened.read_only
 
+    def require_writable(self) -> None:
+        """Refuse before the work what could not be stored after it. Raises STORE_READ_ONLY."""
+        self._opened.index.refuse_read_only()
+
     def close(self) -> None:
         """Close the index; the object is not used after that."""
         self._opened.close()
@@ -133,7 +137,7 @@ class EntryStore:
         self, *, namespace: str, codec: Codec = "small", cancelled: Callable[[], bool] | None = None
     ) -> Iterator[Staging]:
         """A place for payloads to be encoded before their manifest is made; :meth:`publish` within the ``with``."""
-        self._opened.index.refuse_read_only()
+        self.require_writable()
         with self._opened.session() as session:
             yield Staging(self._opened, session, namespace=namespace, codec=codec, cancelled=cancelled)
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import shutil
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -574,3 +576,28 @@ def test_a_folder_to_write_into_is_asked_for_before_the_work(kv: Run, tmp_path: 
     error = kv(*args, tmp_path / "no" / "out.safetensors", "--json").document["error"]
     assert error["code"] == "USAGE"
     assert error["message"].endswith(f"cannot be written: there is no folder {tmp_path / 'no'}. Make it first.")
+
+
+@pytest.mark.skipif(shutil.which("mount") is None or os.getuid() != 0, reason="needs to mount")
+def test_what_cannot_be_stored_is_refused_before_the_work(tmp_path: Path, ids: Path) -> None:
+    mounted, bundle = tmp_path / "m", tmp_path / "b"
+    mounted.mkdir()
+    (tmp_path / "p.txt").write_text("w1 w2")
+    if subprocess.run(["mount", "-t", "tmpfs", "none", mounted], capture_output=True, check=False).returncode:
+        pytest.skip("mounting is not allowed here")
+    try:
+        kv = runner(mounted / "s")
+        assert kv("init").code == 0
+        subprocess.run(["mount", "-o", "remount,ro", mounted], check=True)
+        assert kv("ls").code == kv("init").code == 0
+        # Neither the model nor the bundle is there: whoever looked for it would say so.
+        for call in (
+            ("put", "--model", tmp_path / "none", "--prompt", tmp_path / "p.txt"),
+            ("put", tmp_path / "none.safetensors", "--model", tmp_path / "none", "--tokens", ids),
+            ("bench", "--model", tmp_path / "none"),
+            ("import", bundle),
+        ):
+            ran = kv(*call, "--json")
+            assert ran.document["error"]["code"] == "STORE_READ_ONLY", ran
+    finally:
+        subprocess.run(["umount", mounted], check=True)
