@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import io
+import random
+import resource
 import shutil
 import subprocess
 import tarfile
@@ -13,6 +15,7 @@ import pytest
 from kvstore.errors import KVStoreError
 from kvstore.format.archive import members
 from scripts.fixtures.tree import FIXTURES
+from tests.store.kit import child
 
 FOLDER = FIXTURES / "cases" / "kinds" / "kv"
 LONG = "objects/" + "0" * 64 + "." + "1" * 64 + ".kvo"
@@ -104,3 +107,111 @@ def test_folders_are_passed_over_once_their_names_have_passed() -> None:
     assert found(archive("./", "./objects", kind=tarfile.DIRTYPE)) == {}
     assert code_of(archive("../x", kind=tarfile.DIRTYPE)) == "PATH_UNSAFE"
     assert code_of(archive("\udcff", form=tarfile.GNU_FORMAT, kind=tarfile.DIRTYPE)) == "PATH_UNSAFE"
+
+
+def extended(kind: bytes, data: bytes, size: int | None = None) -> bytes:
+    """A pax header or a long name, which may state a size that is not its own."""
+    info = tarfile.TarInfo("x")
+    info.type, info.size = kind, len(data) if size is None else size
+    return info.tobuf(tarfile.GNU_FORMAT) + data + bytes(-len(data) % 512)
+
+
+def record(key: bytes, value: bytes) -> bytes:
+    length = len(key) + len(value) + 3
+    while len(str(length)) + len(key) + len(value) + 3 != length:
+        length += 1
+    return b"%d %s=%s\n" % (length, key, value)
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        extended(b"x", record(b"path", b"other")), extended(b"L", b"other\0"),
+        extended(b"L", b"no\0") + extended(b"x", record(b"path", b"other")),
+        extended(b"g", record(b"path", b"no")) + extended(b"L", b"other\0"),
+        extended(b"g", record(b"comment", b"x")) + extended(b"K", b"x\0") + extended(b"L", b"other"),
+    ],
+)  # fmt: skip
+def test_extended_headers_hold_for_one_member(headers: bytes) -> None:
+    assert found(headers + archive("a")) == {"other": b"abc"}
+    once = headers if headers[156:157] != b"g" else headers[1024:]
+    assert found(once + archive("a", "b")) == {"other": b"abc", "b": b"abc"}
+
+
+def test_sizes_and_sparse_files_of_extended_headers() -> None:
+    assert found(extended(b"x", record(b"size", b"2")) + archive("a")) == {"a": b"ab"}
+    for key in (b"GNU.sparse.major", b"GNU.sparse.map"):
+        assert found(extended(b"x", record(key, b"1")) + archive("a")) == {"a": None}
+
+
+CHAINS = [extended(b"L", b"x\0"), extended(b"x", record(b"path", b"x")), extended(b"g", record(b"comment", b"x")),
+          extended(b"K", b"x\0")]  # fmt: skip
+
+
+@pytest.mark.parametrize("one", CHAINS)
+def test_chains_of_headers_are_followed_to_their_end(one: bytes) -> None:
+    assert list(found(one * 5000 + archive("a")).values()) == [b"abc"]
+    assert code_of(one * 5000) == "BUNDLE_LAYOUT_INVALID"
+
+
+@pytest.mark.parametrize("kind", [b"x", b"g", b"L", b"K", b"X", b"0", b"S", b"Z"])
+@pytest.mark.parametrize("size", [2**20, 8 * 2**30, 2**62, 2**63, 2**64 + 512, 2**80])
+def test_sizes_that_the_archive_does_not_have(kind: bytes, size: int) -> None:
+    assert code_of(extended(kind, b"", size) + archive("a")) == "BUNDLE_LAYOUT_INVALID"
+    stated = extended(b"x", record(b"size", str(size).encode()))
+    assert code_of(stated + extended(kind, b"") + archive("a")) == "BUNDLE_LAYOUT_INVALID"
+
+
+@pytest.mark.parametrize("kind", [b"x", b"g", b"L", b"K"])
+def test_extended_headers_that_are_there_but_too_long(kind: bytes, tmp_path: Path) -> None:
+    with (tmp_path / "a.tar").open("wb") as file:
+        file.write(extended(kind, b"", 2**40))
+        file.truncate(2**41)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    with (tmp_path / "a.tar").open("rb") as file, pytest.raises(KVStoreError) as caught:
+        list(members(file, "it"))
+    assert caught.value.code == "BUNDLE_LAYOUT_INVALID"
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 2**16
+
+
+@pytest.mark.parametrize(
+    "data",
+    [b"1" * 2**19, b"0 path=x\n", b"7 path=\n", b"9 path=\n", b"99 path=x\n", b"9 path=xx", b"9 pathxxx\n",
+     b" path=x\n", b"-1 path=x\n",
+     b"1" * 5000 + b" path=x\n", record(b"size", b"-1"), record(b"size", b"1" * 5000), record(b"size", b"1e9"),
+     record(b"size", b"0x3")],
+)  # fmt: skip
+@pytest.mark.parametrize("kind", [b"x", b"g"])
+def test_records_that_are_none(kind: bytes, data: bytes) -> None:
+    assert code_of(extended(kind, data) + archive("a")) == "BUNDLE_LAYOUT_INVALID"
+
+
+def test_any_damage_is_refused_by_name_or_harmless() -> None:
+    """With right checksums, so that it is the fields that are judged."""
+    pick = random.Random(1)
+    whole = (
+        extended(b"g", record(b"comment", b"x")) + archive("a", LONG, "b") + archive("c", LONG, form=tarfile.GNU_FORMAT)
+    )
+    for _ in range(3000):
+        data = bytearray(whole)
+        at = pick.randrange(len(whole) // 512) * 512
+        for _ in range(pick.randint(1, 12)):
+            data[at + pick.randrange(512)] = pick.choice((0, 32, 48, 55, 128, 255, pick.randrange(256)))
+        data[at + 148 : at + 156] = b" " * 8
+        data[at + 148 : at + 156] = b"%06o\0 " % sum(data[at : at + 512])
+        assert code_of(bytes(data)) in (None, "BUNDLE_LAYOUT_INVALID", "PATH_UNSAFE")
+
+
+def test_many_members_take_little_memory() -> None:
+    """A header with many keys holds for every member that follows, and is kept once."""
+    grown = child("""
+import io, resource
+from kvstore.format.archive import members
+from tests.format.test_archive import archive, extended, record
+many = extended(b"g", b"".join(record(b"k%d" % at, b"") for at in range(50000)))
+data = many + (extended(b"x", record(b"path", b"x")) + archive("a")[:1024]) * 3000 + bytes(512)
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+assert sum(1 for _ in members(io.BytesIO(data), "it")) == 3000
+print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024)
+""")
+    assert int(grown) < 32 * 2**20
