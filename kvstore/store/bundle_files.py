@@ -13,7 +13,7 @@ from pathlib import Path
 
 from kvstore.errors import fail
 from kvstore.format.archive import members
-from kvstore.format.bundle import BundleFile
+from kvstore.format.bundle import BundleFile, check_path
 from kvstore.format.digest import Readable
 from kvstore.store.fs import open_plain, os_errors, sync_path, write_file
 
@@ -90,13 +90,16 @@ def open_bundle(path: Path) -> Iterator[BundleFiles]:
 
 
 def _walk(folder: Path, prefix: str) -> Iterator[BundleFile]:
-    with os.scandir(folder) as items:
-        for item in sorted(items, key=lambda item: item.name):
-            name = prefix + item.name
-            if item.is_dir(follow_symlinks=False):
-                yield from _walk(Path(item.path), name + "/")
-            else:
-                yield BundleFile(name, item.is_file(follow_symlinks=False))
+    with os.scandir(folder) as found:
+        items = sorted(found, key=lambda item: item.name)
+    for item in items:
+        name = prefix + item.name
+        # A folder's, too: it bounds how deep this goes.
+        check_path(name)
+        if item.is_dir(follow_symlinks=False):
+            yield from _walk(Path(item.path), name + "/")
+        else:
+            yield BundleFile(name, item.is_file(follow_symlinks=False))
 
 
 def _archive(path: Path) -> BundleFiles:
