@@ -8,7 +8,7 @@ the entry is visible whole or not at all.
 
 from __future__ import annotations
 
-import os
+import secrets
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -36,7 +36,7 @@ from kvstore.format.object import Codec, parse_object
 from kvstore.format.prefix import TokenIds
 from kvstore.format.receipt import Receipt, parse_receipt
 from kvstore.format.tensors import Payload
-from kvstore.store.bundle_files import BundleFiles, open_bundle, write_folder, write_tar
+from kvstore.store.bundle_files import BundleFiles, open_bundle, require_path, write_folder, write_tar
 from kvstore.store.entries import add_receipt
 from kvstore.store.fs import os_errors, sync_path
 from kvstore.store.opening import Durability, Opened
@@ -163,12 +163,14 @@ def export_bundle(
         IntegrityError: of an object that is missing or damaged.
         KVStoreError: STORE_IO, NO_SPACE and their like.
     """
-    if path.exists() or path.is_symlink():
-        raise fail("USAGE", f"{path} is there already", fix="Name a path where nothing is.")
+    require_path(path)
     refs = manifest.all_payloads()
-    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
     write = write_tar if archive else write_folder
     with os_errors("writing a bundle", writing=True):
+        if path.exists() or path.is_symlink():
+            raise fail("USAGE", f"{path} is there already", fix="Name a path where nothing is.")
+        # Not made from the name, which may be as long as a name can be.
+        partial = path.with_name(f".{secrets.token_hex(8)}.partial")
         try:
             size = write(partial, _files(opened, manifest, refs, receipts, progress))
             partial.rename(path)

@@ -173,3 +173,31 @@ def test_what_a_reader_accepts_is_taken_in(store: EntryStore) -> None:
         assert store.import_bundle(INDEX.path(case.input)).written.entry_id == case.expect["entry"], case.id
     assert {info.entry_id for info in store.entries()} == {case.expect["entry"] for case in TAKEN}
     clean(store)
+
+
+LONG = "x" * 256
+NO_PATHS = {
+    "too long": (LONG, "STORE_IO"), "in too long": (LONG + "/b", "STORE_IO"), "deep": ("x/" * 3000 + "b", "STORE_IO"),
+    "nul": ("a\0b", "USAGE"), "half a pair": ("a\ud800", "USAGE"), "nothing but nul": ("\0", "USAGE"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "code"), NO_PATHS.values(), ids=NO_PATHS)
+def test_paths_that_no_file_can_have(store: EntryStore, tmp_path: Path, name: str, code: str) -> None:
+    made = make_entry(9)
+    put(store, made)
+    (tmp_path / "x").touch()
+    # Newer Pythons say of such a path that nothing is there.
+    assert code_of(store.import_bundle, tmp_path / name) in (code, "USAGE")
+    for archive in (False, True):
+        assert code_of(store.export_bundle, made.entry_id, tmp_path / name, archive=archive) == code
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["store", "x"]
+
+
+@pytest.mark.parametrize("archive", [False, True])
+def test_a_name_as_long_as_names_can_be(store: EntryStore, other: EntryStore, tmp_path: Path, archive: bool) -> None:
+    made = make_entry(9)
+    put(store, made)
+    path = tmp_path / "b".ljust(255, "x")
+    assert store.export_bundle(made.entry_id, path, archive=archive).path == path
+    assert other.import_bundle(path).written.entry_id == made.entry_id
