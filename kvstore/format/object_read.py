@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterator, Mapping, MutableMapping
-from typing import Any, TypeAlias
+from typing import Any, Final, TypeAlias
 
 import numpy as np
 
@@ -23,6 +23,14 @@ __all__ = ["ObjectReader", "parse_object"]
 
 Array = np.ndarray[Any, Any]
 Release: TypeAlias = Callable[[int, int], None]
+
+_UNPROVED_BYTES: Final = 64 * 2**20
+_UNPROVED_RATIO: Final = 8
+"""An object that is larger than the one and than so many times its stored bytes is proved before memory is filled.
+
+A few hundred bytes decode to a MiB of zeros, so what an object claims says nothing of what it is worth. Caches seldom
+shrink below half, so hardly any is decoded twice; and what is not proved takes memory in proportion to what was sent.
+"""
 
 
 class ObjectReader:
@@ -84,10 +92,23 @@ class ObjectReader:
         return mark_from(self._tensor_header, self.specs, prints) if ours else None
 
     def read_payload(self) -> Payload:
-        """The payload in fresh memory. Raises ZSTD_CORRUPT."""
-        arrays = {spec.name: np.empty(spec.shape, uint_dtype(spec.dtype)) for spec in self.specs}
-        self.decode_into(arrays)
-        return Payload(self.specs, tuple(arrays[spec.name] for spec in self.specs), self._tensor_header)
+        """The payload in fresh memory. Raises ZSTD_CORRUPT, and DEVICE_MEMORY_SHORT where there is not so much."""
+        return self._fill(self._room())
+
+    def read_proved(self) -> Payload:
+        """The payload in fresh memory, its digest proved; an object that claims too much takes none on the way.
+
+        Raises:
+            IntegrityError: ZSTD_CORRUPT or PAYLOAD_DIGEST_MISMATCH.
+            SpaceError: DEVICE_MEMORY_SHORT.
+        """
+        # Room takes memory only as it is filled, but one that the system would never give is refused at once.
+        room = self._room()
+        if self.header.size > max(_UNPROVED_BYTES, _UNPROVED_RATIO * len(self._data)):
+            self.verify_payload()
+        payload = self._fill(room)
+        self._require_digest(payload.digest())
+        return payload
 
     def verify_payload(self) -> None:
         """Decode everything and prove the payload's digest, in a few MiB of memory.
@@ -98,7 +119,22 @@ class ObjectReader:
         hasher = hashlib.sha256(self._tensor_header)
         for chunk in self._in_payload_order():
             hasher.update(self._boxes(chunk)[0].reshape(-1).data)
-        found = f"sha256:{hasher.hexdigest()}"
+        self._require_digest(f"sha256:{hasher.hexdigest()}")
+
+    def _room(self) -> dict[str, Array]:
+        try:
+            return {spec.name: np.empty(spec.shape, uint_dtype(spec.dtype)) for spec in self.specs}
+        except MemoryError as error:
+            raise fail(
+                "DEVICE_MEMORY_SHORT", f"there is no memory for a payload of {self.header.size} bytes",
+                fix="Free memory and try again.", needed=self.header.size,
+            ) from error  # fmt: skip
+
+    def _fill(self, arrays: dict[str, Array]) -> Payload:
+        self.decode_into(arrays)
+        return Payload(self.specs, tuple(arrays[spec.name] for spec in self.specs), self._tensor_header)
+
+    def _require_digest(self, found: str) -> None:
         if found != self.header.digest:
             raise fail(
                 "PAYLOAD_DIGEST_MISMATCH", "the digest of a decoded payload", expected=self.header.digest, found=found,

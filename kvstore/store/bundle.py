@@ -92,6 +92,7 @@ class Incoming:
         Raises:
             IntegrityError: OBJECT_MISSING, STORED_DIGEST_MISMATCH, PAYLOAD_DIGEST_MISMATCH and others of the object.
             InvalidError: PAYLOAD_TENSORS_MISMATCH and others of the object.
+            SpaceError: DEVICE_MEMORY_SHORT, where it does not fit into memory.
         """
         name = self._index.object_path(ref.digest)
         data = self._files.read(name)
@@ -100,10 +101,7 @@ class Incoming:
             raise fail("STORED_DIGEST_MISMATCH", f"the digest of {name}", expected=expected, found=found)
         reader = parse_object(data, digest=ref.digest, size=ref.size, namespace=self.manifest.namespace)
         require_tensors(self.manifest, {ref.digest: reader.specs})
-        payload = reader.read_payload()
-        made = payload.digest()
-        if made != ref.digest:
-            raise fail("PAYLOAD_DIGEST_MISMATCH", f"the payload in {name}", expected=ref.digest, found=made)
+        payload = reader.read_proved()
         self._files.release(name)
         return payload
 
