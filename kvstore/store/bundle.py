@@ -13,7 +13,9 @@ import shutil
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from typing import Final
 
 import numpy as np
 
@@ -36,6 +38,7 @@ from kvstore.format.object import Codec, parse_object
 from kvstore.format.prefix import TokenIds
 from kvstore.format.receipt import Receipt, parse_receipt
 from kvstore.format.tensors import Payload
+from kvstore.limits import MAX_MANIFEST_BYTES, MAX_RECEIPT_BYTES
 from kvstore.store.bundle_files import BundleFiles, open_bundle, require_path, write_folder, write_tar
 from kvstore.store.entries import add_receipt
 from kvstore.store.fs import os_errors, sync_path
@@ -45,6 +48,9 @@ from kvstore.store.put import Put
 from kvstore.store.read import open_stored
 
 __all__ = ["Exported", "Imported", "Incoming", "export_bundle", "import_bundle", "read_incoming"]
+
+_OVERHEAD: Final = 128 * 2**20
+"""More than header, frame table and what surrounds each frame can come to; an object is read into memory whole."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,18 +101,19 @@ class Incoming:
             SpaceError: DEVICE_MEMORY_SHORT, where it does not fit into memory.
         """
         name = self._index.object_path(ref.digest)
-        data = self._files.read(name)
+        most = 2 * ref.size + _OVERHEAD
+        data = self._files.read(name, most)
+        if len(data) > most:
+            raise fail("DEVICE_MEMORY_SHORT", f"the bytes of {name}", expected=f"at most {most}", found="more")
         found, expected = sha256_digest(data), self._index.objects[ref.digest]
         if found != expected:
             raise fail("STORED_DIGEST_MISMATCH", f"the digest of {name}", expected=expected, found=found)
         reader = parse_object(data, digest=ref.digest, size=ref.size, namespace=self.manifest.namespace)
         require_tensors(self.manifest, {ref.digest: reader.specs})
-        payload = reader.read_proved()
-        self._files.release(name)
-        return payload
+        return reader.read_proved()
 
     def _receipt(self, digest: Digest) -> Receipt | None:
-        data = self._files.read(receipt_name(digest))
+        data = self._files.read(receipt_name(digest), MAX_RECEIPT_BYTES)
         with suppress(KVStoreError):
             receipt = parse_receipt(data)
             if sha256_digest(data) == digest and receipt.subject == self.manifest.entry_id:
@@ -121,7 +128,7 @@ def read_incoming(files: BundleFiles) -> Incoming:
         KVStoreError: with the code of the earliest rule that is broken.
     """
     index = index_files(files.files)
-    manifest = bundle_manifest(files.read)
+    manifest = bundle_manifest(partial(files.read, most=MAX_MANIFEST_BYTES))
     for ref in manifest.all_payloads():
         if ref.digest not in index.objects:
             raise fail(
@@ -168,13 +175,13 @@ def export_bundle(
         if path.exists() or path.is_symlink():
             raise fail("USAGE", f"{path} is there already", fix="Name a path where nothing is.")
         # Not made from the name, which may be as long as a name can be.
-        partial = path.with_name(f".{secrets.token_hex(8)}.partial")
+        target = path.with_name(f".{secrets.token_hex(8)}.partial")
         try:
-            size = write(partial, _files(opened, manifest, refs, receipts, progress))
-            partial.rename(path)
+            size = write(target, _files(opened, manifest, refs, receipts, progress))
+            target.rename(path)
             sync_path(path.parent)
         except BaseException:
-            _remove(partial)
+            _remove(target)
             raise
     return Exported(path, len(refs), len(receipts), size)
 

@@ -1,15 +1,15 @@
-"""The files of a bundle, in a directory or a tar archive: names first, bytes when asked for, nothing copied."""
+"""The files of a bundle, in a directory or a tar archive: names first, bytes when asked for."""
 
 from __future__ import annotations
 
-import mmap
 import os
 import stat
 import tarfile
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import BinaryIO
 
 from kvstore.errors import fail
 from kvstore.format.archive import members
@@ -22,52 +22,73 @@ __all__ = ["BundleFiles", "open_bundle", "require_path", "write_folder", "write_
 _FILE_MODE = 0o600
 _BLOCK = 512
 _END = 2 * _BLOCK
+_PIECE = 2**20
 
 
 @dataclass
 class BundleFiles:
-    """What was found, and a way to the bytes of a plain file. ``close`` releases them.
+    """What was found, and a way to the bytes of a plain file. ``close`` ends it; bytes that were read stay.
+
+    Nothing is mapped: the file of a mapping that is cut off meanwhile ends the process, and not by an error.
 
     Attributes:
         files: Everything that is no directory.
     """
 
     files: tuple[BundleFile, ...]
-    _root: Path | None = None
-    _slices: dict[str, memoryview] = field(default_factory=dict)
-    _maps: list[mmap.mmap] = field(default_factory=list)
+    _root: Path
+    _archive: BinaryIO | None = None
+    _places: dict[str, tuple[int, int]] = field(default_factory=dict)
 
-    def read(self, name: str) -> memoryview:
-        """The bytes of a file; in a directory it is opened now, and must be a plain file still."""
-        if name not in self._slices:
-            assert self._root is not None  # noqa: S101 - an archive's files are all there
-            with os_errors(f"reading {name} of a bundle"):
-                self._slices[name] = self._map(self._root / name)
-        return self._slices[name]
+    def read(self, name: str, most: int) -> memoryview:
+        """A file's bytes, at most ``most`` and one: the caller sees that there are too many.
 
-    def release(self, name: str) -> None:
-        """Forget a file's bytes; they stay as long as somebody holds a view."""
-        if self._root is not None:
-            self._slices.pop(name, None)
+        In a directory it is opened now, and must be a plain file still.
+
+        Raises:
+            InvalidError: PATH_UNSAFE.
+            SpaceError: DEVICE_MEMORY_SHORT.
+            KVStoreError: STORE_IO and its like.
+        """
+        with os_errors(f"reading {name} of a bundle"):
+            if self._archive is not None:
+                start, size = self._places[name]
+                return _read(self._archive.fileno(), start, min(size, most + 1), name)
+            fd = os.open(self._root / name, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOFOLLOW)
+            try:
+                status = os.fstat(fd)
+                if not stat.S_ISREG(status.st_mode):
+                    raise fail("PATH_UNSAFE", f"{name} in a bundle is no plain file any more")
+                return _read(fd, 0, min(status.st_size, most + 1), name)
+            finally:
+                os.close(fd)
 
     def close(self) -> None:
-        """Release what nobody holds any more."""
-        self._slices.clear()
-        for item in self._maps:
-            with suppress(BufferError):
-                item.close()
+        """Close the archive."""
+        if self._archive is not None:
+            self._archive.close()
 
-    def _map(self, path: Path) -> memoryview:
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | getattr(os, "O_NOFOLLOW", 0))
-        try:
-            status = os.fstat(fd)
-            if not stat.S_ISREG(status.st_mode):
-                raise fail("PATH_UNSAFE", f"{path.name} in a bundle is no plain file any more")
-            if not status.st_size:
-                return memoryview(b"")
-            return memoryview(mmap.mmap(fd, status.st_size, access=mmap.ACCESS_READ))
-        finally:
-            os.close(fd)
+
+def _read(fd: int, start: int, size: int, name: str) -> memoryview:
+    """Exactly so many bytes from there."""
+    try:
+        room = memoryview(bytearray(size))
+    except MemoryError as error:
+        raise fail(
+            "DEVICE_MEMORY_SHORT", f"there is no memory for the {size} bytes of {name} in a bundle",
+            fix="Free memory and try again.", needed=size,
+        ) from error  # fmt: skip
+    done = 0
+    while done < size:
+        part = os.pread(fd, min(_PIECE, size - done), start + done)
+        if not part:
+            raise fail(
+                "STORE_IO", f"{name} in a bundle was cut off while it was read", expected=size, found=done,
+                fix="Import it when nobody writes it any more.",
+            )  # fmt: skip
+        room[done : done + len(part)] = part
+        done += len(part)
+    return room.toreadonly()
 
 
 @contextmanager
@@ -120,21 +141,15 @@ def _walk(folder: Path, prefix: str) -> Iterator[BundleFile]:
 
 
 def _archive(path: Path) -> BundleFiles:
-    """A tar archive, mapped whole; its members are slices of it."""
-    with os.fdopen(open_plain(path), "rb") as source:
-        if not os.fstat(source.fileno()).st_size:
-            raise fail("BUNDLE_LAYOUT_INVALID", f"{path.name} is empty")
-        mapped = mmap.mmap(source.fileno(), 0, access=mmap.ACCESS_READ)
-        whole = memoryview(mapped)
-        files: list[BundleFile] = []
-        result = BundleFiles((), None, {}, [mapped])
-        for member in members(source, path.name):
-            files.append(member.file)
-            if member.file.plain:
-                name = member.file.path
-                result._slices[name] = whole[member.start : member.start + member.size]  # noqa: SLF001 - made here
-    result.files = tuple(files)
-    return result
+    """A tar archive, which stays open; its members are places in it."""
+    source = os.fdopen(open_plain(path), "rb")
+    try:
+        found = list(members(source, path.name))
+    except BaseException:
+        source.close()
+        raise
+    places = {member.file.path: (member.start, member.size) for member in found if member.file.plain}
+    return BundleFiles(tuple(member.file for member in found), path, source, places)
 
 
 def write_folder(folder: Path, files: Iterable[tuple[str, Readable]]) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import tarfile
+import tracemalloc
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -201,3 +202,26 @@ def test_a_name_as_long_as_names_can_be(store: EntryStore, other: EntryStore, tm
     path = tmp_path / "b".ljust(255, "x")
     assert store.export_bundle(made.entry_id, path, archive=archive).path == path
     assert other.import_bundle(path).written.entry_id == made.entry_id
+
+
+def test_files_of_holes_are_not_read_to_their_end(store: EntryStore, other: EntryStore, tmp_path: Path) -> None:
+    """They state any size and cost nobody anything."""
+    made = make_entry(10)
+    put(store, made)
+    for name in ("layout.json", "manifest.json", "object"):
+        path = tmp_path / name
+        store.export_bundle(made.entry_id, path)
+        file = max((path / "objects").iterdir()) if name == "object" else path / name
+        os.truncate(file, 2**40)
+        tracemalloc.start()
+        try:
+            wanted = "DEVICE_MEMORY_SHORT" if name == "object" else "DOC_TOO_LARGE"
+            assert code_of(other.import_bundle, path) == wanted
+            assert tracemalloc.get_traced_memory()[1] < 256 * 2**20
+        finally:
+            tracemalloc.stop()
+    path = tmp_path / "receipt"
+    store.export_bundle(made.entry_id, path)
+    (receipt,) = (path / "receipts").iterdir()
+    os.truncate(receipt, 2**40)
+    assert other.import_bundle(path).receipts_left_out == 1
