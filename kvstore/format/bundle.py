@@ -15,6 +15,7 @@ of what it found. Names are checked before anything is opened.
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
@@ -93,11 +94,12 @@ def index_files(files: Iterable[BundleFile]) -> BundleIndex:
         if not file.plain:
             raise fail("PATH_UNSAFE", f"{_show(file.path)} in a bundle is no plain file")
     names = [file.path for file in found if not any(part.startswith(".") for part in file.path.split("/"))]
-    if len(set(names)) != len(names):
-        twice = next(name for name in names if names.count(name) > 1)
-        raise fail("BUNDLE_LAYOUT_INVALID", f"{_show(twice)} stands twice in a bundle")
+    counts = Counter(names)
+    for name, count in counts.items():
+        if count > 1:
+            raise fail("BUNDLE_LAYOUT_INVALID", f"{_show(name)} stands twice in a bundle")
     for name in (LAYOUT_NAME, MANIFEST_NAME):
-        if name not in names:
+        if name not in counts:
             raise fail("BUNDLE_LAYOUT_INVALID", f"a bundle has no {name}", fix="Name the folder or tar of a bundle.")
     return _sorted(name for name in names if name not in (LAYOUT_NAME, MANIFEST_NAME))
 

@@ -14,7 +14,7 @@ from kvstore.format.bundle import (
     parse_bundle_layout,
     receipt_name,
 )
-from kvstore.format.digest import sha256_digest
+from kvstore.format.digest import Digest, sha256_digest
 from kvstore.format.json import Json, canonical_bytes
 from kvstore.limits import MAX_BUNDLE_LAYOUT_BYTES
 from tests import schema_mutants
@@ -67,6 +67,20 @@ def test_files_that_file_managers_leave_are_passed_over(path: str) -> None:
 )  # fmt: skip
 def test_wrong_names(paths: tuple[str, ...]) -> None:
     assert code_of(*paths) == "BUNDLE_LAYOUT_INVALID"
+
+
+@pytest.mark.parametrize("kind", ["last twice", "all once", "all hidden", "one payload twice", "wrong name last"])
+def test_many_names_take_time_in_proportion(kind: str) -> None:
+    """So many that a look at every pair of them would take hours."""
+    many = [receipt_name(Digest(f"sha256:{at:064x}")) for at in range(200_000)]
+    if kind == "all hidden":
+        many = [f".x/{name}" for name in many]
+    elif kind == "one payload twice":
+        many = [object_name(Digest(f"sha256:{at:064x}"), A) for at in range(200_000)]
+        many += [object_name(Digest(f"sha256:{199_999:064x}"), B)]
+    more = {"last twice": many[-1:], "wrong name last": ["x"]}.get(kind, [])
+    accepted = kind in ("all once", "all hidden")
+    assert code_of(*NEEDED, *many, *more) == (None if accepted else "BUNDLE_LAYOUT_INVALID")
 
 
 def test_layout_document() -> None:
