@@ -9,6 +9,7 @@ from typing import Final
 
 from kvstore.format.digest import Digest, digest_hex
 from kvstore.store.fs import make_dir, os_errors, publish_file, read_file, remove_file
+from kvstore.store.quarantine import clear_place
 from kvstore.store.temp import Session
 
 __all__ = ["Documents"]
@@ -19,9 +20,11 @@ _NAME: Final = re.compile(r"([0-9a-f]{64})\.json", re.ASCII)
 class Documents:
     """One folder of documents, in 256 folders by the first two digits; every method raises typed errors."""
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path, quarantine: Path, *, full: bool = False) -> None:
         """Use ``root``; nothing is touched yet."""
         self.root = root
+        self._quarantine = quarantine
+        self._full = full
 
     def path(self, digest: Digest) -> Path:
         """The file of that digest."""
@@ -44,7 +47,8 @@ class Documents:
             return session.write([data])
 
     def publish(self, temporary: Path, digest: Digest) -> None:
-        """Move a staged file to its name."""
+        """Move a staged file to its name; what is no file and stands there is set aside."""
+        clear_place(self.path(digest), self._quarantine, full=self._full)
         with os_errors("publishing a document", writing=True):
             publish_file(temporary, self.path(digest))
 

@@ -7,11 +7,9 @@ its index row is live; who may publish or remove, and when, is the index's busin
 
 from __future__ import annotations
 
-import json
 import mmap
 import os
 import re
-import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -28,9 +26,8 @@ from kvstore.store.fs import (
     plain_stat,
     publish_file,
     remove_file,
-    sync_path,
-    write_file,
 )
+from kvstore.store.quarantine import clear_place, set_aside
 from kvstore.store.temp import Session
 
 __all__ = ["LocalObjects", "ObjectBackend", "ObjectName", "Staged", "StoredObject", "parse_object_name"]
@@ -169,8 +166,7 @@ class LocalObjects:
     def publish(self, staged: Staged) -> None:
         """Move the file to its name; what is no file and stands there is set aside."""
         path = self._path(staged.name)
-        if path.is_dir():
-            self.set_aside(staged.name, {"code": "OBJECT_MISSING", "message": "a directory stood in its place"})
+        clear_place(path, self._quarantine, full=self._full)
         with os_errors("publishing an object", writing=True):
             publish_file(staged.path, path)
 
@@ -210,15 +206,7 @@ class LocalObjects:
 
     def set_aside(self, name: ObjectName, reason: Mapping[str, Any]) -> None:
         """Move the file to ``quarantine/``, where nothing reads it but people."""
-        path = self._path(name)
-        target = self._quarantine / f"{time.time_ns()}-{path.name}"
-        with os_errors("setting an object aside", writing=True):
-            make_dir(self._quarantine)
-            if path.exists():
-                path.replace(target)
-            document = {"file": path.name, "found_at_ns": time.time_ns(), **reason}
-            write_file(Path(f"{target}.reason.json"), [json.dumps(document, indent=1, sort_keys=True).encode() + b"\n"])
-            sync_path(self._quarantine, full=self._full)
+        set_aside(self._path(name), self._quarantine, reason, full=self._full)
 
     def paths(self) -> Iterator[tuple[str, ObjectName | None]]:
         """Every file below ``objects/``."""

@@ -47,8 +47,8 @@ class Opened:
         self.index = index
         self.full = full
         self.objects: ObjectBackend = LocalObjects(paths.objects, paths.quarantine, full=full)
-        self.manifests = Documents(paths.manifests)
-        self.receipts = Documents(paths.receipts)
+        self.manifests = Documents(paths.manifests, paths.quarantine, full=full)
+        self.receipts = Documents(paths.receipts, paths.quarantine, full=full)
         self.locations = Locations()
         self.verified = Verified(index)
         self.last_read: tuple[Digest | None, int | None] = (None, None)
