@@ -181,7 +181,6 @@ def test_a_check_that_is_gone_is_missed(switch: Switch, code: str) -> None:
 
 
 BACKSTOPS = {
-    "format.archive.members 3": "says in our words what the library of archives refuses",
     "format.groups._expected_size 1": "gives another code's refusal the one of the step",
     "format.json._check 3": "what is too deep to be written is too deep to be read back",
     "format.tensor_header._header_text 1": "what has no length has no brace at its beginning either",
