@@ -60,18 +60,27 @@ class MediaItem:
 
 
 def as_token_ids(ids: Sequence[int] | npt.NDArray[Any], *, what: str = "token ids") -> TokenIds:
-    """Token ids as an array, each proved to be an unsigned 32-bit integer.
+    """Token ids as an array of their own, not to be written to, each proved to be an unsigned 32-bit integer.
+
+    Always a copy: ids are hashed at one time and stored at another, and the caller's buffer is the caller's meanwhile.
 
     Raises:
         InvalidError: TOKEN_ID_RANGE, naming the first wrong position; LIMIT_EXCEEDED.
     """
-    if isinstance(ids, np.ndarray) and ids.dtype == np.uint32 and ids.ndim == 1:
-        array: npt.NDArray[Any] = ids
-    else:
-        array = _checked(ids, what)
-    if array.size > MAX_TOKENS:
-        raise fail("LIMIT_EXCEEDED", what, expected=f"at most {MAX_TOKENS}", found=array.size)
-    return np.ascontiguousarray(array, dtype="<u4")
+    if isinstance(ids, np.ndarray) and ids.ndim == 1:
+        _require_few(ids.size, what)
+        # Before anything is looked at, so that what is proved is what is returned.
+        ids = np.array(ids)
+    plain = isinstance(ids, np.ndarray) and ids.dtype == np.uint32 and ids.ndim == 1
+    array = np.ascontiguousarray(ids if plain else _checked(ids, what), dtype="<u4")
+    _require_few(array.size, what)
+    array.flags.writeable = False
+    return array
+
+
+def _require_few(count: int, what: str) -> None:
+    if count > MAX_TOKENS:
+        raise fail("LIMIT_EXCEEDED", what, expected=f"at most {MAX_TOKENS}", found=count)
 
 
 def _checked(ids: Sequence[int] | npt.NDArray[Any], what: str) -> npt.NDArray[Any]:

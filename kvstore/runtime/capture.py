@@ -2,7 +2,7 @@
 
 Everything that can be wrong with a cache is found before anything is hashed. What is
 hashed, and later encoded, are views of the live buffers: the caller must leave the cache
-alone until the entry is published.
+alone until the entry is published. Token ids are few, and copied.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ from kvstore.format.groups import PayloadRef
 from kvstore.format.json import Json
 from kvstore.format.manifest import Manifest
 from kvstore.format.object import Codec
-from kvstore.format.prefix import TokenIds
+from kvstore.format.prefix import TokenIds, as_token_ids
 from kvstore.format.receipt import Receipt
 from kvstore.store.clock import micros_text
 from kvstore.store.opening import Durability
@@ -26,7 +26,7 @@ class Put:
 
     Attributes:
         manifest: What the entry is.
-        token_ids: Its token ids.
+        token_ids: Its token ids; a copy of those given.
         codec: How payloads that are new are encoded.
         label, annotations: Mutable facts about it.
         libraries, device: For the receipt: what the cache was computed with.
@@ -41,6 +41,10 @@ class Put:
     libraries: Mapping[str, str] = field(default_factory=dict)
     device: Mapping[str, Json] | None = None
     durability: Durability = "normal"
+
+    def __post_init__(self) -> None:
+        """Take ids that nobody else can write to: what is hashed first is then what is stored."""
+        object.__setattr__(self, "token_ids", as_token_ids(self.token_ids))
 
     @property
     def entry_id(self) -> Digest:

@@ -6,6 +6,7 @@ import hashlib
 import json
 import random
 import struct
+from copy import copy
 from itertools import pairwise
 from typing import Any
 
@@ -122,6 +123,27 @@ def test_token_ids(ids: Any) -> None:
     assert as_token_ids(ids).tobytes() == struct.pack("<2I", 1, 2**32 - 1)
 
 
+@pytest.mark.parametrize("ids", GOOD_IDS.values(), ids=GOOD_IDS)
+def test_token_ids_are_nobody_elses(ids: Any) -> None:
+    given = copy(ids)
+    made = as_token_ids(given)
+    again = as_token_ids(made)
+    assert not np.shares_memory(made, again)
+    assert not made.flags.writeable
+    if not isinstance(given, tuple):
+        given[0] = 9
+    assert made.tolist() == again.tolist() == [1, 2**32 - 1]
+
+
+def test_token_ids_that_others_may_still_write_to_are_copied() -> None:
+    base = np.array([1, 2, 3], np.uint32)
+    view = base[:]
+    view.flags.writeable = False
+    made = as_token_ids(view)
+    base[:] = 0
+    assert made.tolist() == [1, 2, 3]
+
+
 BAD_IDS: dict[str, tuple[Any, str]] = {
     "negative": ([3, -1], "position 1"),
     "2^32": ([2**32], "position 0"),
@@ -149,8 +171,10 @@ def test_bad_token_ids(ids: Any, words: str) -> None:
     assert caught.value.code == "TOKEN_ID_RANGE"
 
 
-def test_too_many_token_ids() -> None:
-    ids = np.broadcast_to(np.uint32(1), (MAX_TOKENS + 1,))
+@pytest.mark.parametrize("count", [MAX_TOKENS + 1, 2**45])
+@pytest.mark.parametrize("dtype", [np.uint32, np.int64])
+def test_too_many_token_ids(dtype: Any, count: int) -> None:
+    ids = np.broadcast_to(dtype(1), (count,))
     with pytest.raises(InvalidError) as caught:
         as_token_ids(ids)
     assert caught.value.code == "LIMIT_EXCEEDED"

@@ -36,6 +36,16 @@ def test_every_payload_has_the_digest_and_size_that_the_manifest_says() -> None:
         payload_from_bytes(data)
 
 
+def test_the_token_ids_are_those_that_were_hashed_whatever_becomes_of_the_callers() -> None:
+    buffer = np.array(ids(300), np.uint32)
+    made = capture([feed(KVCache(), [300])], buffer, IDENTITY)
+    buffer[:] = 0
+    check_prefix(made.manifest, made.token_ids)
+    assert made.token_ids.tolist() == list(ids(300))
+    ref = made.manifest.prefix.token_ids
+    assert made.source(ref).digest() == ref.digest
+
+
 def test_equal_states_are_one_entry_whatever_their_buffers() -> None:
     """How the tokens came in, head room, trimmed rows and strides are no state."""
     keys, values = keys_values(300, 5)

@@ -13,6 +13,7 @@ import pytest
 from kvstore.format.groups import PayloadRef
 from kvstore.format.tensors import Payload
 from kvstore.store.entry_store import EntryStore
+from kvstore.store.put import Put
 from tests.builders import make_entry
 from tests.store.kit import clean, code_of, files, object_file, overwrite, put, read_back
 
@@ -146,6 +147,28 @@ def test_a_payload_that_changed_since_it_was_named_is_refused(store: EntryStore)
     array[..., 0] ^= np.uint16(1)
     assert code_of(put, store, made) == "PAYLOAD_DIGEST_MISMATCH"
     assert files(store.root) == before
+
+
+def test_token_ids_that_change_during_a_put_are_stored_as_they_were(store: EntryStore) -> None:
+    made = make_entry(15, 600)
+    buffer = np.array(made.token_ids)
+
+    def source(ref: PayloadRef) -> Payload:
+        buffer[:] = 0
+        return made.source(ref)
+
+    store.publish(made.manifest, source, token_ids=buffer)
+    assert not buffer.any()
+    read_back(store, made, "always")
+    clean(store)
+
+
+def test_a_put_holds_its_ids_alone() -> None:
+    made = make_entry(16, 20)
+    buffer = np.array(made.token_ids)
+    put_of = Put(made.manifest, buffer)
+    assert not np.shares_memory(put_of.token_ids, buffer)
+    assert not put_of.token_ids.flags.writeable
 
 
 def test_token_ids_must_be_those_of_the_manifest(store: EntryStore) -> None:
