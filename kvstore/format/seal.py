@@ -87,8 +87,9 @@ def seal(payload: Payload) -> Seal:
     hasher = hashlib.sha256(payload.header)
     prints: list[bytes] = []
     for rows in payload.runs():
-        hasher.update(rows.reshape(-1).data)
+        # In this order: what changes between the two is not what the fingerprint was taken of, and is found.
         prints.extend(map(print_of, rows))
+        hasher.update(rows.reshape(-1).data)
     return Seal(Digest(f"sha256:{hasher.hexdigest()}"), tuple(prints))
 
 

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, nullcontext, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final, TypeAlias
 
 from kvstore.errors import NotFoundError, fail
@@ -25,7 +25,7 @@ from kvstore.format.groups import PayloadRef
 from kvstore.format.manifest import check_prefix, parse_manifest, token_spec
 from kvstore.format.object import Choice, ObjectParts, Plan
 from kvstore.format.receipt import Receipt
-from kvstore.format.seal import changed
+from kvstore.format.seal import changed, seal
 from kvstore.format.tensors import Payload
 from kvstore.store.clock import now_micros
 from kvstore.store.commit import commit, survey
@@ -167,12 +167,13 @@ def _encode(
     opened: Opened, session: Session, put: Put, ref: PayloadRef, payload: Payload, plans: Sequence[Plan] | None,
     stop: Stop,
 ) -> Staged:  # fmt: skip
-    found = payload.digest() if payload.seal is None else payload.seal.digest
-    if found != ref.digest:
-        raise changed(ref.digest, found)
+    # Whatever its source says, what is encoded is proved to be what was hashed.
+    sealed = seal(payload) if payload.seal is None else payload.seal
+    if sealed.digest != ref.digest:
+        raise changed(ref.digest, sealed.digest)
     stop.checkpoint()
     parts = ObjectParts(
-        payload, digest=ref.digest, namespace=put.manifest.namespace, codec=put.codec, plans=plans,
-        checkpoint=stop.checkpoint,
+        replace(payload, seal=sealed), digest=ref.digest, namespace=put.manifest.namespace, codec=put.codec,
+        plans=plans, checkpoint=stop.checkpoint,
     )  # fmt: skip
     return opened.objects.stage(session, ref.digest, parts)

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,7 +14,7 @@ from hypothesis import strategies as st
 
 from kvstore.errors import KVStoreError
 from kvstore.format.object import Choice, ObjectParts, encode_object, parse_object
-from kvstore.format.seal import seal
+from kvstore.format.seal import print_of, seal
 from kvstore.format.tensors import Payload
 from kvstore.limits import MAX_CHUNK_BYTES
 from tests.format.payloads import bits, payloads, strided
@@ -46,6 +49,51 @@ def test_one_changed_element_is_seen(codec: str, shape: tuple[int, ...], data: s
     with pytest.raises(KVStoreError) as caught:
         parts_of(payload, codec=codec)
     assert caught.value.code == "PAYLOAD_DIGEST_MISMATCH"
+
+
+@pytest.mark.parametrize("step", ["print", "hash"])
+@pytest.mark.parametrize("shape", [(1, 1, 1024, 256), (1, 1, 2, MAX_CHUNK_BYTES), (3,)])
+def test_a_change_while_the_seal_is_made_is_in_neither_or_seen(
+    monkeypatch: pytest.MonkeyPatch, shape: tuple[int, ...], step: str
+) -> None:
+    """Between fingerprint and digest, in whichever order: never is one of the old data and one of the new believed."""
+    array = bits("BF16", shape, 3).copy()
+    payload = Payload.make({"k": ("BF16", array)})
+    done: list[int] = []
+
+    def change() -> None:
+        if not done:
+            done.append(1)
+            array.reshape(-1)[0] ^= 1
+
+    def printed(rows: Any) -> bytes:
+        found = print_of(rows)
+        change()
+        return found
+
+    class Hasher:
+        def __init__(self, data: bytes) -> None:
+            self.hasher = hashlib.sha256(data)
+            self.hexdigest = self.hasher.hexdigest
+
+        def update(self, data: memoryview) -> None:
+            self.hasher.update(data)
+            change()
+
+    with monkeypatch.context() as patch:
+        if step == "hash":
+            patch.setattr("kvstore.format.seal.hashlib", SimpleNamespace(sha256=Hasher))
+        else:
+            patch.setattr("kvstore.format.seal.print_of", printed)
+        found = seal(payload)
+    refused, data = None, b""
+    try:
+        data = parts_of(replace(payload, seal=found))
+    except KVStoreError as error:
+        refused = error.code
+    if data:
+        parse_object(memoryview(data), digest=found.digest, size=payload.size).verify_payload()
+    assert refused == (None if data else "PAYLOAD_DIGEST_MISMATCH")
 
 
 def test_rows_that_changed_places_are_seen() -> None:

@@ -5,16 +5,19 @@ from __future__ import annotations
 import shutil
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import count
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from kvstore.errors import KVStoreError
 from kvstore.format.groups import PayloadRef
+from kvstore.format.seal import seal
 from kvstore.format.tensors import Payload
 from kvstore.store.entry_store import EntryStore
 from kvstore.store.put import Put
-from tests.builders import make_entry
+from tests.builders import MadeEntry, make_entry
 from tests.store.kit import clean, code_of, files, object_file, overwrite, put, read_back
 
 
@@ -147,6 +150,40 @@ def test_a_payload_that_changed_since_it_was_named_is_refused(store: EntryStore)
     array[..., 0] ^= np.uint16(1)
     assert code_of(put, store, made) == "PAYLOAD_DIGEST_MISMATCH"
     assert files(store.root) == before
+
+
+@pytest.mark.parametrize("codec", ["small", "fast"])
+@pytest.mark.parametrize("head_dim", [16, 512])
+@pytest.mark.parametrize("sealed", [False, True])
+def test_a_payload_that_changes_at_some_step_of_a_put_is_never_stored_under_the_old_digest(
+    tmp_path: Path, codec: str, head_dim: int, sealed: bool
+) -> None:
+    """Arrays that are hashed where they are, and ones that are gathered; a change at each question whether to go on."""
+    found = set()
+    for step in range(40):
+        made = make_entry(17, 300, layers=1, head_dim=head_dim)
+        ref = made.manifest.payloads()[0]
+        if sealed:
+            made.payloads[ref.digest] = replace(made.payloads[ref.digest], seal=seal(made.payloads[ref.digest]))
+        questions = count()
+
+        def change(
+            made: MadeEntry = made, ref: PayloadRef = ref, questions: Iterator[int] = questions, step: int = step
+        ) -> bool:
+            if next(questions) == step:
+                made.payloads[ref.digest].arrays[0][..., 0] ^= np.uint16(1)
+            return False
+
+        with EntryStore.open(tmp_path / str(step)) as store:
+            try:
+                put(store, made, codec=codec, cancelled=change)
+                found.add("stored")
+            except KVStoreError as error:
+                found.add(error.code)
+            clean(store)
+        if next(questions) <= step:
+            break
+    assert found == {"PAYLOAD_DIGEST_MISMATCH", "stored"}
 
 
 def test_token_ids_that_change_during_a_put_are_stored_as_they_were(store: EntryStore) -> None:
