@@ -67,6 +67,17 @@ class Grid:
         extents = [min(step, full - at) for step, full, at in zip(self.step, self.shape, start, strict=True)]
         return Box(start, (extents[0], extents[1], extents[2]))
 
+    def sizes(self) -> np.ndarray[Any, Any]:
+        """The elements of every box, int64, in C order; found without listing the boxes."""
+        if not self.count:
+            return np.empty(0, np.int64)
+        outer, rows, cols = (
+            np.minimum(step, full - step * np.arange(count, dtype=np.int64))
+            for step, full, count in zip(self.step, self.shape, self._counts(), strict=True)
+        )
+        sizes: np.ndarray[Any, Any] = outer[:, None, None] * rows[:, None] * cols
+        return sizes.reshape(-1)
+
     def _counts(self) -> tuple[int, ...]:
         return tuple(-(-extent // step) for extent, step in zip(self.shape, self.step, strict=True))
 

@@ -202,7 +202,7 @@ def _parse_group(value: Any, where: str) -> Group:
 def checked_layout(header: ObjectHeader) -> Layout:
     """What lies where, the tensors proved to make up a payload of the size that the header states.
 
-    A header of a hundred bytes can name any number of chunks, so their bytes are summed up before they are listed.
+    A header of a hundred bytes can name any number of chunks, so their bytes are summed up, and none is listed.
 
     Raises:
         InvalidError: OBJECT_HEADER_INVALID, ST_HEADER_INVALID, ST_SHAPE_OVERFLOW or FRAME_TABLE_INVALID.

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import Any, Final
 
 import numpy as np
@@ -74,28 +74,38 @@ class Batch:
     nbytes: int
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, eq=False)
 class Layout:
     """What follows from an object's groups.
 
+    A header of a hundred bytes leads to millions of chunks. So they are listed when they are first asked for, and
+    whoever reads an object asks after its frame table has proved that it has so many frames.
+
     Attributes:
+        groups: The groups.
+        chunk_bytes: What the largest chunk has.
         specs: All tensors, in canonical order.
         tensor_header: The payload's canonical header.
         payload_size: Bytes of the payload.
-        batches: All chunks, in frame order.
-        contents: The bytes that each data frame decodes to, int64, in frame order.
+        frame_count: Number of data frames.
     """
 
+    groups: tuple[Group, ...]
+    chunk_bytes: int
     specs: tuple[TensorSpec, ...]
     tensor_header: bytes
     payload_size: int
-    batches: tuple[Batch, ...]
-    contents: Array
+    frame_count: int
 
-    @property
-    def frame_count(self) -> int:
-        """Number of data frames."""
-        return len(self.contents)
+    @cached_property
+    def contents(self) -> Array:
+        """The bytes that each data frame decodes to, int64, in frame order."""
+        return np.concatenate([np.empty(0, np.int64), *(_contents(group, self.chunk_bytes) for group in self.groups)])
+
+    @cached_property
+    def batches(self) -> tuple[Batch, ...]:
+        """All chunks, in frame order."""
+        return tuple(_batches(self.groups, self.chunk_bytes))
 
 
 def layout_of(groups: tuple[Group, ...], chunk_bytes: int) -> Layout:
@@ -122,17 +132,14 @@ def _layout(groups: tuple[Group, ...], chunk_bytes: int) -> Layout:
     specs = [spec for group in groups for spec in group.specs()]
     tensor_header = encode_tensor_header(specs)
     size = len(tensor_header) + sum(spec.nbytes for spec in specs)
-    contents = np.concatenate([np.empty(0, np.int64), *(_contents(group, chunk_bytes) for group in groups)])
-    return Layout(canonical_order(specs), tensor_header, size, tuple(_batches(groups, chunk_bytes)), contents)
+    return Layout(groups, chunk_bytes, canonical_order(specs), tensor_header, size, _frames(groups, chunk_bytes))
 
 
 _cached_layout = lru_cache(maxsize=64)(_layout)
 
 
 def _contents(group: Group, chunk_bytes: int) -> Array:
-    grid = group.grid(chunk_bytes)
-    width = group.itemsize // group.plane_count
-    per_tensor = np.fromiter((grid.box(at).size * width for at in range(grid.count)), np.int64, grid.count)
+    per_tensor = group.grid(chunk_bytes).sizes() * (group.itemsize // group.plane_count)
     return np.tile(np.repeat(per_tensor, group.plane_count), len(group.names))
 
 

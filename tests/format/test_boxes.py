@@ -31,7 +31,9 @@ def test_boxes_one_after_another_are_the_tensor(shape: tuple[int, ...], limit: i
 @given(SHAPES, st.integers(1, 40))
 def test_the_number_of_boxes_is_known_without_listing_them(shape: tuple[int, ...], limit: int) -> None:
     grid = Grid.of(shape, limit)
-    assert sum(grid.box(at).size for at in range(grid.count)) == int(np.prod(shape))
+    sizes = [grid.box(at).size for at in range(grid.count)]
+    assert sum(sizes) == int(np.prod(shape))
+    assert grid.sizes().tolist() == sizes
 
 
 def test_a_box_is_whole_slices_then_whole_rows_then_part_of_a_row() -> None:

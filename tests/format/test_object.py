@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import threading
+import tracemalloc
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -15,8 +16,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvstore.errors import KVStoreError
+from kvstore.format.boxes import Grid
 from kvstore.format.digest import Digest, sha256_digest
 from kvstore.format.object import Codec, encode_object, parse_object
+from kvstore.format.object_header import checked_layout, parse_header, table_bytes
 from kvstore.format.tensors import Payload, TensorSpec, payload_size
 from kvstore.limits import MAX_CHUNK_BYTES
 from tests.format.payloads import (
@@ -311,6 +314,51 @@ def test_an_object_of_too_many_frames_is_refused() -> None:
     header["groups"] = [{"dtype": "U8", "filter": "none", "names": ["x"], "shape": list(tensor.shape)}]
     header["payload"]["size"] = payload_size([tensor])
     assert code_of(join_object(header, frames), SMALL, size=payload_size([tensor])) == "FRAME_TABLE_INVALID"
+
+
+MANY: dict[str, tuple[str, str, tuple[int, ...], int]] = {
+    "long rows": ("U8", "none", (2**18, 2**20), 1),
+    "one long row": ("U8", "none", (2**31 - 1,), 8),
+    "planes": ("F64", "byte-planes", (2**12, 2**20), 1),
+    "many names": ("BF16", "exponent-planes", (2**10, 2**15), 1000),
+}
+"""Dtype, filter, shape and number of tensors that lead to as many frames as an object may have, or nearly so."""
+ENDS: dict[str, tuple[Callable[[int], list[bytes]], Callable[[int], list[int] | None], str]] = {
+    "nothing": (lambda count: [], lambda count: None, "ZSTD_TRUNCATED"),
+    "a table of nothing": (lambda count: [], lambda count: [0] * count, "FRAME_TABLE_INVALID"),
+    "a table of one frame": (
+        lambda count: [bytes(13)], lambda count: [13] + [0] * (count - 1), "ZSTD_CORRUPT"
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("end", ENDS)
+@pytest.mark.parametrize("name", MANY)
+def test_an_object_that_names_more_chunks_than_it_holds_costs_no_more_than_it_holds(
+    monkeypatch: pytest.MonkeyPatch, name: str, end: str
+) -> None:
+    dtype, how, shape, count = MANY[name]
+    names = [f"t{number:04}" for number in range(count)]
+    header, _ = split_object(SMALL_BYTES)
+    size = payload_size([TensorSpec(tensor, dtype, shape) for tensor in names])
+    header |= {"chunk_bytes": 65536, "groups": [{"dtype": dtype, "filter": how, "names": names, "shape": list(shape)}]}
+    header["payload"]["size"] = size
+    frames = checked_layout(parse_header(memoryview(join_object(header, [])))[0]).frame_count
+    assert 2**17 < frames <= 2**22
+    made, sizes, code = ENDS[end]
+    data = join_object(header, made(frames), sizes(frames))
+    if end == "nothing":
+        data = data[: -table_bytes(0)]
+
+    def listed(*_: object) -> Any:
+        raise AssertionError("a chunk was looked at that is not there")
+
+    monkeypatch.setattr(Grid, "box", listed)
+    tracemalloc.start()
+    assert code_of(data, SMALL, size=size) == code
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 16 * len(data) + 2**22
 
 
 @pytest.mark.parametrize(
