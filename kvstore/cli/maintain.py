@@ -14,7 +14,7 @@ from kvstore.cli.session import Session, verb
 from kvstore.errors import IntegrityError, fail
 
 if TYPE_CHECKING:
-    from kvstore.store.findings import Report
+    from kvstore.store.findings import Finding, Report
 
 __all__ = ["init", "label", "rm", "unlabel", "verify"]
 
@@ -47,7 +47,7 @@ def label(session: Session, ref: str | None, name: str | None) -> None:
         session.output.result("labels", {"labels": found}, table(("LABEL", "ENTRY"), rows) if rows else [])
         return
     if name is None:
-        raise fail("USAGE", "label needs REF and NAME", fix="To take a label away, use kvstore unlabel.")
+        raise fail("USAGE", "label needs REF and NAME", fix="To take a label away, use `kvstore unlabel`.")
     with session.open_entries() as store:
         entry_id = store.resolve(ref)
         store.set_label(name, entry_id)
@@ -115,22 +115,41 @@ def _ask(session: Session, items: Sequence[Any]) -> None:
 @verb("verify")
 @click.argument("refs", nargs=-1, metavar="[REF]...")
 @click.option("--deep", is_flag=True, help="Decode every object and check the payload digests too.")
-def verify(session: Session, refs: tuple[str, ...], deep: bool) -> None:  # noqa: FBT001 - click calls by name
+@click.option("--rebuild-index", is_flag=True, help="Make the index anew from the files first.")
+def verify(
+    session: Session, refs: tuple[str, ...], deep: bool, rebuild_index: bool,  # noqa: FBT001 - click calls by name
+) -> None:  # fmt: skip
     """Check stored bytes against their digests.
 
     Without REF the whole store is checked. The exit code is 5 where something is wrong.
+
+    An index that is damaged, or contradicts the files, is made anew with --rebuild-index: manifests,
+    receipts and objects stay as they are, the old index goes to quarantine/, and labels and leases
+    are taken over as far as it can still be read. An entry that cannot be taken in is reported.
     """
     out = session.output
+    lost = _rebuild(session) if rebuild_index else []
     with session.open_entries() as store:
         wanted = [store.resolve(ref) for ref in refs] or None
         with out.progress("verify", total=1, unit="bytes") as bar:
             report = store.verify(wanted, deep=deep, progress=bar.update)
+    report.findings.extend(lost)
     lines = [f"{item.severity}: {item.code} {item.subject}: {item.message}. {item.action}" for item in report.findings]
     counts = f"{human_count(report.entries, 'entry', 'entries')}, {human_count(report.objects, 'object')}"
     lines.append(f"{counts}, {human_bytes(report.bytes_read)}: {_verdict(report)}")
     out.result("verify", report.to_json(), lines)
     if not report.ok:
         raise click.exceptions.Exit(IntegrityError.exit_code)
+
+
+def _rebuild(session: Session) -> list[Finding]:
+    """Make the index anew; gives the entries that could not be taken in."""
+    from kvstore.store.findings import Finding
+    from kvstore.store.rebuild import rebuild_index
+
+    found = rebuild_index(session.path.expanduser().absolute())
+    session.output.say(f"made the index anew: {human_count(found.entries, 'entry', 'entries')}")
+    return [Finding.make(code, entry_id, message, (entry_id,)) for entry_id, code, message in found.skipped]
 
 
 def _verdict(report: Report) -> str:

@@ -42,7 +42,7 @@ def require_prefix(entries: EntryStore, manifest: Manifest, asked: Asked, tokens
         raise fail(
             "PREFIX_NOT_MATCHED", f"the entry's first {tokens} tokens are not those that were asked for",
             expected=_prefix_of(asked, tokens), found=manifest.prefix.digest,
-            fix="The index is wrong: check it with kvstore verify, and rebuild it from the files.",
+            fix="The index is wrong: rebuild it with `kvstore verify --rebuild-index`.",
             entry=manifest.entry_id, token_count=tokens,
         )  # fmt: skip
 

@@ -10,26 +10,29 @@ from kvstore.errors import KVStoreError
 from kvstore.format.digest import Digest
 from kvstore.format.json import Json
 
-__all__ = ["FINDINGS", "Finding", "Report"]
+__all__ = ["FINDINGS", "REBUILD", "Finding", "Report"]
 
 Severity = Literal["error", "notice"]
 
+REBUILD: Final = "Rebuild the index from the files: `kvstore verify --rebuild-index`."
+"""What to do about an index that is damaged or contradicts the files."""
+
 FINDINGS: Final[Mapping[str, tuple[Severity, str]]] = {
-    "INDEX_MISMATCH": ("error", "Rebuild the index: kvstore repair --reindex."),
+    "INDEX_MISMATCH": ("error", REBUILD),
     "RECEIPT_MISSING": ("error", "None: what the receipt said is lost."),
     "RECEIPT_CORRUPT": ("error", "None: what the receipt said is lost."),
-    "ORPHAN_OBJECT": ("notice", "None needed: gc removes it."),
-    "ORPHAN_MANIFEST": ("notice", "Rebuild the index to take the entry in, or let gc remove it."),
-    "ORPHAN_RECEIPT": ("notice", "Rebuild the index to take it in, or let gc remove it."),
+    "ORPHAN_OBJECT": ("notice", "None needed: it takes space only, and may be deleted."),
+    "ORPHAN_MANIFEST": ("notice", "Take the entry in with `kvstore verify --rebuild-index`, or delete the file."),
+    "ORPHAN_RECEIPT": ("notice", "Take it in with `kvstore verify --rebuild-index`, or delete the file."),
     "FOREIGN_FILE": ("notice", "Move it elsewhere: kvstore did not write it."),
-    "DOOMED_LEFT": ("notice", "None needed: the next removal or gc finishes it."),
-    "LEASE_LEFT": ("notice", "None needed: the next removal or gc drops it."),
+    "DOOMED_LEFT": ("notice", "None needed: the next removal finishes it."),
+    "LEASE_LEFT": ("notice", "None needed: the next removal drops it."),
     "TEMP_LEFT": ("notice", "None needed: opening the store for writing sweeps it."),
 }
 """Codes that only a check gives; all others are those of ``kvstore.codes``, and errors."""
 
 _ACTIONS: Final = {
-    "STORE_CORRUPT": "Rebuild the index: kvstore repair --reindex.",
+    "STORE_CORRUPT": REBUILD,
     "STORED_DIGEST_MISMATCH": "It was set aside; put the cache again.",
     "STORED_SIZE_MISMATCH": "It was set aside; put the cache again.",
     "PAYLOAD_DIGEST_MISMATCH": "It was set aside; put the cache again.",

@@ -26,6 +26,7 @@ import sqlalchemy as sa
 from sqlalchemy.exc import DBAPIError, DisconnectionError, SQLAlchemyError
 
 from kvstore.errors import KVStoreError, fail
+from kvstore.store.findings import REBUILD
 from kvstore.store.sqlite_file import connect
 
 __all__ = ["DEFAULT_LOCK_TIMEOUT", "Index", "database_error", "once"]
@@ -212,8 +213,8 @@ def _primary(error: BaseException | None) -> int:
 _CODES: Final = {
     sqlite3.SQLITE_BUSY: ("STORE_BUSY", "Try again, or find the process that holds it."),
     sqlite3.SQLITE_LOCKED: ("STORE_BUSY", "Try again, or find the process that holds it."),
-    sqlite3.SQLITE_CORRUPT: ("STORE_CORRUPT", "Rebuild the index from the files: kvstore repair --reindex."),
-    sqlite3.SQLITE_NOTADB: ("STORE_CORRUPT", "Rebuild the index from the files: kvstore repair --reindex."),
+    sqlite3.SQLITE_CORRUPT: ("STORE_CORRUPT", REBUILD),
+    sqlite3.SQLITE_NOTADB: ("STORE_CORRUPT", REBUILD),
     sqlite3.SQLITE_FULL: ("NO_SPACE", "Free space on the store's volume and try again."),
     sqlite3.SQLITE_READONLY: ("STORE_READ_ONLY", "Check permissions and mount options."),
     sqlite3.SQLITE_CANTOPEN: ("STORE_UNREADABLE", "Check that the store is there and its permissions."),

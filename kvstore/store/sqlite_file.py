@@ -14,6 +14,7 @@ from sqlalchemy.dialects import sqlite
 from sqlalchemy.schema import CreateIndex, CreateTable
 
 from kvstore.errors import fail
+from kvstore.store.findings import REBUILD
 from kvstore.store.fs import publish_new, sync_path
 from kvstore.store.schema import METADATA
 
@@ -112,9 +113,7 @@ def check_file(path: Path, connection: sqlite3.Connection, *, read_only: bool) -
     application, version = _number(connection, "application_id"), _number(connection, "user_version")
     if application != APPLICATION_ID:
         if not application and not version and not _number(connection, "schema_version"):
-            raise fail(
-                "STORE_CORRUPT", f"{path} is empty", fix="Rebuild the index from the files: kvstore repair --reindex."
-            )
+            raise fail("STORE_CORRUPT", f"{path} is empty", fix=REBUILD)
         raise fail(
             "STORE_NOT_OURS", f"{path} is another program's database", expected=f"application id {APPLICATION_ID:#x}",
             found=f"{application:#x}", fix="Name a store, or a new directory.",

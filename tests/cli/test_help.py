@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import ast
 import json
+import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -156,3 +159,76 @@ def test_store_option_wins_over_the_environment_in_either_place(filled_store: Pa
 
 def test_cli_is_click() -> None:
     assert isinstance(cli, click.Group)
+
+
+# Commands that texts advise
+
+
+def _texts() -> Iterator[tuple[str, str, bool]]:
+    """Every text that people read: where it stands, and whether it is one that says what to do."""
+    for file in sorted((ROOT / "kvstore").rglob("*.py")):
+        tree = ast.parse(file.read_text())
+        advice = {
+            id(part)
+            for node in ast.walk(tree) if isinstance(node, ast.keyword) and node.arg == "fix"
+            for part in ast.walk(node.value)
+        }  # fmt: skip
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Constant) and isinstance(node.value, str):
+                yield f"{file.relative_to(ROOT)}:{node.lineno}", node.value, id(node) in advice
+    for file in (ROOT / "README.md", ROOT / "SPEC.md", *sorted((ROOT / "docs").glob("*.md"))):
+        for number, line in enumerate(file.read_text().splitlines(), 1):
+            yield f"{file.name}:{number}", line, False
+
+
+MARKED = re.compile(r"`kvstore (?![a-z ]+ v\d)([^`]+)`|^\s*\$? ?kvstore ((?:[a-z]+ )+--?[a-z].*)$", re.MULTILINE)
+"""A command in quotes, or on a line of its own; not the tag of a digest, which ends in a version."""
+WITH_OPTION = re.compile(r"kvstore ((?:-[-\w]+ )*[a-z][-a-z]*(?: [a-z]+)? --?[a-z][-\w]*)")
+ADVISED = re.compile(r"kvstore ([a-z][-a-z]*)")
+PROSE = {"does"}
+"""Words after the name where an advice speaks of the program."""
+
+
+def mentions() -> list[tuple[str, str]]:
+    found = []
+    for where, text, advice in _texts():
+        found += [(where, command or line) for command, line in MARKED.findall(text)]
+        found += [(where, command) for command in WITH_OPTION.findall(text)]
+        found += [(where, word) for word in ADVISED.findall(text) if advice and word not in PROSE]
+    return found
+
+
+MENTIONS = mentions()
+
+
+def fault(text: str) -> str | None:
+    """What is wrong with a command line, as far as its verb and the names of its options go."""
+    parts = re.split(r"[\s=]+", text.split("|")[0].split("#")[0].strip())
+    node: click.Command = cli
+    named = {flag for param in cli.params for flag in (*param.opts, *param.secondary_opts)} | {"-h", "--help"}
+    for part in parts:
+        if part.startswith("-"):
+            if re.sub(r"[^-\w].*", "", part) not in named and not part.startswith("-v"):
+                return f"{node.name} has no option {part}"
+        elif isinstance(node, click.Group):
+            found = node.get_command(click.Context(node), part)
+            if found is None:
+                return f"{node.name} has no verb {part}"
+            node = found
+            named |= {flag for param in node.params for flag in (*param.opts, *param.secondary_opts)}
+    return None
+
+
+def test_commands_are_found_and_checked() -> None:
+    """The test below would be none, did it find nothing or let everything pass."""
+    assert len({text for _, text in MENTIONS}) > 30
+    assert fault("verify --rebuild-index") is None
+    assert fault("conformance run --level 3") is None
+    for wrong in ("repair", "repair --reindex", "verify --reindex", "conformance walk", "gc"):
+        assert fault(wrong) is not None
+    assert WITH_OPTION.findall("Rebuild it: kvstore repair --reindex.") == ["repair --reindex"]
+
+
+@pytest.mark.parametrize(("where", "text"), MENTIONS, ids=[f"{where} {text}"[:80] for where, text in MENTIONS])
+def test_every_command_that_is_named_is_there(where: str, text: str) -> None:
+    assert fault(text) is None, where

@@ -6,7 +6,9 @@ import hashlib
 import json
 import os
 import shutil
+import sqlite3
 import subprocess
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -486,6 +488,51 @@ def test_verify_finds_a_missing_object(kv: Run, model: Path, tmp_path: Path) -> 
 
 def test_verify_of_an_unknown_entry(filled: Run) -> None:
     assert filled("verify", "nothing").code == 3
+
+
+@pytest.mark.parametrize("damage", [b"", b"noise" * 4000, None], ids=["empty", "noise", "rows"])
+def test_a_damaged_index_is_made_anew_by_what_the_error_advises(
+    kv: Run, model: Path, tmp_path: Path, damage: bytes | None
+) -> None:
+    kv("put", "--model", model, "--tokens", "-", "--label", "a", stdin="1 2 3")
+    kv("put", "--model", model, "--tokens", "-", "--label", "b", stdin="4 5 6")
+    index = tmp_path / "store" / "index.sqlite"
+    if damage is None:
+        with closing(sqlite3.connect(index)) as connection:
+            connection.execute("UPDATE tree_nodes SET ids = x'00'")
+            connection.commit()
+        ran = kv("verify")
+        advised = ran.out
+    else:
+        index.write_bytes(damage)
+        ran = kv("ls")
+        advised = ran.err
+    assert ran.code == 5
+    assert "`kvstore verify --rebuild-index`" in advised
+    ran = kv("verify", "--rebuild-index", "--json")
+    assert ran.code == 0, ran.err
+    assert ran.document["findings"] == []
+    assert ran.document["entries"] == 2
+    assert kv("ls", "--json").document["entries"]
+    assert kv("match", "--model", model, "--tokens", "-", stdin="1 2 3 4").code == 0
+    # Labels are the index's own: there where it could still be read.
+    assert kv("show", "a").code == (3 if damage is not None else 0)
+
+
+def test_what_a_new_index_cannot_take_in_is_reported(kv: Run, model: Path, tmp_path: Path) -> None:
+    kv("put", "--model", model, "--tokens", "-", stdin="1 2 3")
+    objects(tmp_path / "store")[0].unlink()
+    ran = kv("verify", "--rebuild-index", "--json")
+    assert ran.code == 5
+    assert {finding["code"] for finding in ran.document["findings"] if finding["severity"] == "error"} == {
+        "OBJECT_MISSING"
+    }
+
+
+def test_there_is_no_index_to_make_anew(kv: Run, tmp_path: Path) -> None:
+    ran = kv("verify", "--rebuild-index")
+    assert ran.code == 10
+    assert not (tmp_path / "store").exists()
 
 
 # schema, codes, completion
