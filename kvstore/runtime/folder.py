@@ -6,6 +6,7 @@ that is already in the hub cache. Nothing here goes to the network.
 
 from __future__ import annotations
 
+import glob
 import os
 import re
 from collections.abc import Iterable, Iterator
@@ -22,7 +23,7 @@ from kvstore.format.model import FileRecord
 from kvstore.store.file_digests import FileDigests, Stamp, stamp_of
 from kvstore.store.fs import read_file
 
-__all__ = ["Folder", "Located", "hub_cache", "load_errors", "locate"]
+__all__ = ["Folder", "Located", "hub_cache", "load_errors", "locate", "require_no_pattern"]
 
 _HUB_ID: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*(/[A-Za-z0-9][A-Za-z0-9._-]*)?", re.ASCII)
 _REPO_PREFIX: Final = "models--"
@@ -96,6 +97,20 @@ def _named(path: Path) -> Located:
     if full.parent.name == "snapshots" and repo.startswith(_REPO_PREFIX):
         names |= {"repo": repo.removeprefix(_REPO_PREFIX).replace("--", "/"), "revision": full.name}
     return Located(full, names)
+
+
+def require_no_pattern(path: Path) -> None:
+    """Refuse a model's path that mlx-lm would take for a pattern: it globs it whole, and loads what that matches.
+
+    Raises:
+        InvalidError: MODEL_FOLDER_INVALID.
+    """
+    if glob.has_magic(str(path)):
+        raise fail(
+            "MODEL_FOLDER_INVALID", f"the path of model folder {path} is a pattern to mlx-lm, which may load another",
+            expected="no *, ? or [ in it", found=str(path), fix="Rename the folder, or the one above it.",
+            path=str(path),
+        )  # fmt: skip
 
 
 @dataclass(slots=True)

@@ -27,7 +27,7 @@ from kvstore.format.configs import (
 from kvstore.format.digest import Digest, tagged_digest
 from kvstore.format.json import Json, canonical_bytes, number_text
 from kvstore.format.model import AdapterRecord, FileRecord, ModelRecord, TokenizerRecord, config_digest
-from kvstore.runtime.folder import Folder, locate
+from kvstore.runtime.folder import Folder, locate, require_no_pattern
 from kvstore.runtime.media import media_token_ids
 from kvstore.store.file_digests import FileDigests, Stamp, stamp_of
 
@@ -98,6 +98,7 @@ class ModelIdentity:
             InvalidError: MODEL_FOLDER_INVALID, saying which file is missing or unreadable.
         """
         located = locate(path)
+        require_no_pattern(located.path)
         folder = Folder(located.path, "model folder", digests or FileDigests(), rehash)
         adapter = None if adapter_path is None else folder.beside(locate(adapter_path).path, "adapter folder")
         # The adapter first: its files are few, and a wrong path is refused before weights are read.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from kvstore.runtime.folder import load_errors
+from kvstore.runtime.folder import load_errors, require_no_pattern
 
 if TYPE_CHECKING:
     import mlx.nn as nn
@@ -29,6 +29,7 @@ def load_whole(
 
     from kvstore.runtime.older_mlx_lm import loader_options
 
+    require_no_pattern(path)
     with load_errors(path):
         model, tokenizer = mlx_lm.load(
             str(path), adapter_path=None if adapter_path is None else str(adapter_path),
@@ -44,6 +45,7 @@ def load_unread(path: Path, adapter_path: Path | None = None, *, trust_remote_co
 
     from kvstore.runtime.older_mlx_lm import loader_options
 
+    require_no_pattern(path)
     with load_errors(path):
         model, _ = utils.load_model(path, lazy=True, **loader_options(path, trust_remote_code=trust_remote_code))
         if adapter_path is not None:

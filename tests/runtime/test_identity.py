@@ -17,6 +17,7 @@ from kvstore.errors import IncompatibleError, InvalidError
 from kvstore.format.json import canonical_bytes, parse_canonical
 from kvstore.format.model import parse_model, parse_tokenizer
 from kvstore.runtime.identity import ModelIdentity
+from kvstore.runtime.loading import load_unread
 from kvstore.store.file_digests import FileDigests
 from tests.runtime.model_folders import edit_json, fake_adapter, fake_folder, write_json
 
@@ -289,6 +290,16 @@ def test_no_folder_there(tmp_path: Path, folder: Path) -> None:
     refused("no model folder", tmp_path / "nowhere")
     refused("is a file", folder / "config.json")
     refused("no model folder", folder, tmp_path / "nowhere")
+
+
+@pytest.mark.parametrize("name", ["model[1]", "model*", "mode?", "[x]/model"])
+def test_a_folder_that_mlx_lm_would_take_for_a_pattern(tmp_path: Path, folder: Path, name: str) -> None:
+    """It globs the path, so that the weights of a folder beside it would be loaded under this one's digests."""
+    odd = fake_folder(tmp_path / name)
+    refused("Rename the folder", odd)
+    with pytest.raises(InvalidError, match="Rename the folder"):
+        load_unread(odd)
+    assert identity(folder, fake_adapter(tmp_path / "adapter[1]")).adapter_path == tmp_path / "adapter[1]"
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")
