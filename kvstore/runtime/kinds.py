@@ -87,7 +87,7 @@ def views(caches: Sequence[Any]) -> dict[str, dict[str, Rows]]:
     MLX streams belong to threads, so whoever hands these views to workers hands them plain memory.
 
     Raises:
-        InvalidError: as :func:`describe`; MATERIALIZE_FAILED where the arrays cannot be evaluated here.
+        InvalidError: as :func:`describe`, CACHE_INCONSISTENT also where the arrays cannot be evaluated here.
     """
     found = [
         (path, role, source, source.array.view(UINTS[source.array.dtype.size]))
@@ -98,6 +98,8 @@ def views(caches: Sequence[Any]) -> dict[str, dict[str, Rows]]:
     result: dict[str, dict[str, Rows]] = {path: {} for path, _ in objects(caches)}
     for path, role, source, bits in found:
         result[path][role] = Rows(np.asarray(bits), source.axis, source.ranges)
+    for path, cache in objects(caches):
+        handler_for_class(type(cache)).require_whole(cache, result[path], f"layers[{path}]")
     return result
 
 

@@ -13,10 +13,10 @@ from typing import Any, ClassVar, Final
 
 import mlx.core as mx
 
-from kvstore.errors import fail
+from kvstore.errors import KVStoreError, fail
 from kvstore.format.layers import LayerRecord, Scalar
 from kvstore.runtime.registry import KindHandler, Placement, Source
-from kvstore.runtime.rows import Ranges
+from kvstore.runtime.rows import Ranges, Rows
 
 __all__ = ["CUT_MARK", "Chunked", "KeysValues", "Quantized", "builtin", "first_rows"]
 
@@ -162,10 +162,7 @@ class _Rotating(KeysValues):
     def ranges(self, cache: Any, rows: int, where: str) -> Ranges:
         size, keep, index, offset = cache.max_size, cache.keep, cache._idx, cache.offset  # noqa: SLF001
         if getattr(cache, CUT_MARK, None) == offset and offset:
-            raise fail(
-                "CACHE_INCONSISTENT", f"{where} was restored one token back, and its oldest row is not there",
-                expected="at least one token evaluated since", found="none", fix="Evaluate the next token, then put.",
-            )  # fmt: skip
+            raise _hole(where)
         if index == rows and offset >= rows and (rows >= size or rows == offset):
             return ((0, rows),) if rows <= size else _merge((0, keep), (rows - size + keep, rows))
         if keep <= index < rows == size < offset:
@@ -177,6 +174,13 @@ class _Rotating(KeysValues):
             expected="index at the end, in a full ring, or at the offset",
             found=f"{rows} rows, index {index}, offset {offset}, max_size {size}, keep {keep}",
         )  # fmt: skip
+
+    def require_whole(self, cache: Any, rows: Mapping[str, Rows], where: str) -> None:
+        # The mark is an attribute that is lost when the ring goes through a batch, a file or its state; the hole stays.
+        if cache.offset < cache.max_size or cache.keep or not rows:
+            return
+        if not any(each.read(0, 1).any() for each in rows.values()):
+            raise _hole(where)
 
     def place(self, record: LayerRecord) -> Placement:
         rows, size, keep = record.rows, record.integer("max_size"), record.integer("keep")
@@ -228,6 +232,13 @@ class _Concatenated(KeysValues):
 
     def place(self, record: LayerRecord) -> Placement:
         return Placement(record.rows, ((0, record.rows),))
+
+
+def _hole(where: str) -> KVStoreError:
+    return fail(
+        "CACHE_INCONSISTENT", f"{where} was restored one token back, and its oldest row is not there",
+        expected="at least one token evaluated since", found="none", fix="Evaluate the next token, then put.",
+    )  # fmt: skip
 
 
 def _check_offset(cache: Any, where: str) -> None:

@@ -22,7 +22,7 @@ import mlx.core as mx
 from kvstore.errors import fail
 from kvstore.format.kinds import KINDS
 from kvstore.format.layers import LayerRecord, Scalar, TensorRecord
-from kvstore.runtime.rows import Ranges
+from kvstore.runtime.rows import Ranges, Rows
 
 __all__ = [
     "DTYPES", "DTYPE_NAMES", "UINTS", "Continuation", "KindHandler", "Placement", "Source", "handler_for_class",
@@ -96,6 +96,14 @@ class KindHandler(ABC):
         Raises:
             InvalidError: CACHE_INCONSISTENT for a state that cannot be continued, CACHE_BATCHED.
         """
+
+    def require_whole(self, cache: Any, rows: Mapping[str, Rows], where: str) -> None:
+        """Refuse evaluated rows that no forward pass can have left; most classes have no such state.
+
+        Raises:
+            InvalidError: CACHE_INCONSISTENT.
+        """
+        del cache, rows, where
 
     @abstractmethod
     def restore(self, record: LayerRecord, arrays: Mapping[str, mx.array], children: Sequence[Any]) -> Any:

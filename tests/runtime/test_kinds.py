@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import tempfile
+from collections.abc import Callable
 from typing import Any
 
 import mlx.core as mx
@@ -16,15 +18,18 @@ from mlx_lm.models.cache import (
     KVCache,
     QuantizedKVCache,
     RotatingKVCache,
+    load_prompt_cache,
+    save_prompt_cache,
 )
 
 from kvstore.format.kinds import QUANTIZATION_BITS
 from kvstore.format.rules import check_layers
+from kvstore.runtime.batch import extract_sequence
 from kvstore.runtime.kinds import describe, views
 from kvstore.runtime.kinds_kv import CUT_MARK
 from tests.releases import CHUNK, held, wrong_in_older
 from tests.runtime.driving import bits, code_of, feed, fetched, keys_values, odd_bits, same_bits, same_future
-from tests.runtime.trips import restored
+from tests.runtime.trips import captured, restored
 
 COUNTS = (1, 255, 256, 257, 512, 513)
 NEXT = ([1, 1, 1], [7, 1], [300, 1])
@@ -152,6 +157,49 @@ def test_a_ring_with_a_hole_is_not_put_again_before_it_is_filled() -> None:
     fetched(back, [1])
     (record,) = describe([back])
     assert record.offset == 40
+
+
+def renewed(cache: Any) -> Any:
+    """The cache as ``from_state`` makes it, in any release: attributes that mlx-lm does not know are gone."""
+    fresh = type(cache)(cache.max_size, keep=cache.keep)
+    for name in ("keys", "values", "offset", "_idx"):
+        setattr(fresh, name, getattr(cache, name))
+    return fresh
+
+
+def through_a_file(cache: Any) -> Any:
+    with tempfile.TemporaryDirectory() as folder:
+        save_prompt_cache(f"{folder}/cache.safetensors", [cache])
+        return load_prompt_cache(f"{folder}/cache.safetensors")[0]
+
+
+WAYS: dict[str, Callable[[Any], Any]] = {
+    "by itself": lambda c: c,
+    "out of a batch of one": lambda c: extract_sequence([c], 0)[0],
+    "through a batch": lambda c: type(c).merge([feed(type(c)(c.max_size), [3]), c]).extract(1),
+    "through a batch, by us": lambda c: extract_sequence([type(c).merge([c])], 0)[0],
+    "by its attributes": renewed,
+    "through a file": through_a_file,
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("count", [33, 40, 64, 65])
+def test_a_hole_is_seen_whatever_became_of_its_mark(way: str, count: int) -> None:
+    (back,) = restored([feed(RotatingKVCache(32), [1] * count)], count, at=count - 1)
+    moved = WAYS[way](back)
+    assert code_of(captured, [moved], count - 1) == "CACHE_INCONSISTENT"
+    fetched(moved, [1])
+    captured([moved], count)
+
+
+@pytest.mark.parametrize("count", [31, 32, 33])
+def test_zero_keys_or_zero_values_alone_are_no_hole(count: int) -> None:
+    for k, v in ((0, 1), (1, 0)):
+        cache = RotatingKVCache(32)
+        for _ in range(count):
+            cache.update_and_fetch(mx.full((1, 1, 1, 8), k, mx.bfloat16), mx.full((1, 1, 1, 8), v, mx.bfloat16))
+        captured([cache], count)
 
 
 @wrong_in_older("a chunk that is no multiple of 256 drops rows that it needs")
