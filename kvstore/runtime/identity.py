@@ -91,7 +91,7 @@ class ModelIdentity:
         Args:
             path: A folder, a folder of the hub cache, or the id of a model in the hub cache.
             adapter_path: Folder of an adapter that mlx-lm can load, or None for the base model.
-            rehash: Read every file, whatever digest is remembered or in a blob's name.
+            rehash: Read every file, whatever digest is remembered.
             digests: The memory of file digests; by default the one in the user's cache folder.
 
         Raises:

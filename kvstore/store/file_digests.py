@@ -4,7 +4,8 @@ A digest is remembered by path, size, both times and inode. As in git's index, a
 that changed within the last two seconds before it was read is not remembered: a second
 change could leave every one of these numbers as they are. The memory is a small JSON
 file in the user's cache folder; it is best effort, and losing it costs time only.
-Files of a hub cache are named by their SHA-256, so those are not read at all.
+The names of a hub cache's files, which should be their SHA-256, are not believed: a
+download that was cut off, or a file that was written to, keeps its name.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from kvstore.format.digest import Digest
 from kvstore.store.fs import open_plain, replace_file
 from kvstore.store.parallel import Stop, run_parallel
 
-__all__ = ["FileDigests", "FileFact", "Stamp", "blob_digest", "default_memory", "stamp_of"]
+__all__ = ["FileDigests", "FileFact", "Stamp", "default_memory", "stamp_of"]
 
 _VERSION: Final = 1
 _MAX_REMEMBERED: Final = 16384
@@ -68,18 +69,6 @@ def stamp_of(path: Path) -> Stamp:
     return _stamp(path.stat())
 
 
-def blob_digest(path: Path) -> Digest | None:
-    """The digest that a hub cache names a file by, or None where ``path`` leads to no such file.
-
-    That is ``…/models--org--name/blobs/<64 hex>``; small files there bear a git id instead.
-    """
-    real = Path(os.path.realpath(path))
-    blobs = real.parent
-    if blobs.name == "blobs" and blobs.parent.name.startswith("models--") and _HEX.fullmatch(real.name):
-        return Digest(f"sha256:{real.name}")
-    return None
-
-
 class FileDigests:
     """Digests of files, through the memory at one path."""
 
@@ -90,7 +79,7 @@ class FileDigests:
         """Digest files, several at once.
 
         Args:
-            rehash: Read every file, whatever is remembered or in its name.
+            rehash: Read every file, whatever is remembered.
 
         Raises:
             InvalidError: MODEL_FOLDER_INVALID if one cannot be read or changes meanwhile.
@@ -132,9 +121,6 @@ class FileDigests:
 
 def _known(path: Path, remembered: Mapping[str, FileFact]) -> FileFact | None:
     stamp = _stamp_or_refuse(path)
-    blob = blob_digest(path)
-    if blob is not None:
-        return FileFact(blob, stamp)
     fact = remembered.get(os.path.realpath(path))
     return fact if fact is not None and fact.stamp == stamp else None
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from kvstore.errors import InvalidError
-from kvstore.store.file_digests import FileDigests, blob_digest, default_memory, stamp_of
+from kvstore.store.file_digests import FileDigests, default_memory, stamp_of
 
 OLD_NS = 1_500_000_000 * 10**9
 
@@ -146,26 +146,16 @@ def test_unreadable(tmp_path: Path, kind: str) -> None:
     assert str(path) in str(caught.value)
 
 
-def test_a_blob_of_a_hub_cache_is_not_read(tmp_path: Path) -> None:
-    name = hashlib.sha256(b"what the name says").hexdigest()
-    blobs, snapshot = tmp_path / "models--a--b" / "blobs", tmp_path / "models--a--b" / "snapshots" / "r"
+@pytest.mark.parametrize("place", ["models--a--b/blobs", "models--a--b/other", "datasets--a--b/blobs", "blobs"])
+def test_a_name_that_is_a_digest_is_not_believed(tmp_path: Path, place: str) -> None:
+    blobs, snapshot = tmp_path / place, tmp_path / "models--a--b" / "snapshots" / "r"
     blobs.mkdir(parents=True)
     snapshot.mkdir(parents=True)
-    (blobs / name).write_bytes(b"what is there")
-    (blobs / ("0" * 40)).write_bytes(b"small")
-    (snapshot / "model.safetensors").symlink_to(f"../../blobs/{name}")
-    (snapshot / "config.json").symlink_to("../../blobs/" + "0" * 40)
-    digests = FileDigests(tmp_path / "memory.json")
-    found = digests.digest_all([snapshot / "model.safetensors", snapshot / "config.json"])
-    assert [fact.digest for fact in found.values()] == [f"sha256:{name}", sha256(b"small")]
-    again = digests.digest_all([snapshot / "model.safetensors"], rehash=True)
-    assert [fact.digest for fact in again.values()] == [sha256(b"what is there")]
-
-
-@pytest.mark.parametrize("place", ["models--a--b/other", "datasets--a--b/blobs", "blobs"])
-def test_a_hexadecimal_name_elsewhere_says_nothing(tmp_path: Path, place: str) -> None:
-    path = tmp_path / place / ("0" * 64)
-    assert blob_digest(path) is None
+    blob = blobs / hashlib.sha256(b"what the name says").hexdigest()
+    blob.write_bytes(b"what is there")
+    (snapshot / "model.safetensors").symlink_to(blob)
+    found = FileDigests(tmp_path / "memory.json").digest_all([snapshot / "model.safetensors"])
+    assert [fact.digest for fact in found.values()] == [sha256(b"what is there")]
 
 
 def test_the_memory_is_beside_the_store(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
