@@ -2,7 +2,10 @@
 
 A digest is remembered by path, size, both times and inode. As in git's index, a file
 that changed within the last two seconds before it was read is not remembered: a second
-change could leave every one of these numbers as they are. The memory is a small JSON
+change could leave every one of these numbers as they are. Nor does a write through a
+mapping change them while its page waits for the disk, so files are synced before they
+are read; on file systems in memory, where nothing waits, such a change goes unseen as
+long as the page stays mapped. The memory is a small JSON
 file in the user's cache folder; it is best effort, and losing it costs time only.
 The names of a hub cache's files, which should be their SHA-256, are not believed: a
 download that was cut off, or a file that was written to, keeps its name.
@@ -129,6 +132,8 @@ def _read(path: Path, *, stop: Stop) -> FileFact:
     hasher = hashlib.sha256()
     try:
         with os.fdopen(open_plain(path), "rb", buffering=0) as file:
+            with contextlib.suppress(OSError):  # what cannot be written to disk has no pages that wait
+                os.fsync(file.fileno())
             before = _stamp(os.fstat(file.fileno()))
             buffer = bytearray(_CHUNK)
             while count := file.readinto(buffer):
