@@ -29,6 +29,7 @@ from kvstore.format.json import Json, canonical_bytes, number_text
 from kvstore.format.model import AdapterRecord, FileRecord, ModelRecord, TokenizerRecord, config_digest
 from kvstore.runtime.folder import Folder, locate, require_no_pattern
 from kvstore.runtime.media import media_token_ids
+from kvstore.runtime.shards import require_distinct_tensors
 from kvstore.store.file_digests import FileDigests, Stamp, stamp_of
 
 __all__ = ["ADAPTER_KINDS", "WEIGHT_PATTERN", "ModelIdentity", "effective_config"]
@@ -157,6 +158,7 @@ def _model(folder: Folder, adapter: AdapterRecord | None) -> ModelRecord:
         )
     weights = folder.need(WEIGHT_PATTERN, what="weights")
     folder.need(*_VOCABULARY, what="tokenizer")
+    require_distinct_tensors(folder, weights)
     return ModelRecord(
         model_type=model_type,
         weights=folder.records(weights),

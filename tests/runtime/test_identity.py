@@ -278,6 +278,27 @@ def test_a_broken_folder_is_refused(folder: Path, name: str) -> None:
     refused(said, folder)
 
 
+@pytest.mark.parametrize("names", [("a", "b"), ("b", "__metadata__"), ("c", "a"), ("b", "a", "c")], ids=str)
+def test_a_tensor_that_stands_in_two_weight_files(tmp_path: Path, names: tuple[str, ...]) -> None:
+    """Which of the two counts would depend on the order in which the file system lists them."""
+    folder = fake_folder(tmp_path / "model")
+    for path in folder.glob("*.safetensors"):
+        path.unlink()
+    write_header(folder / "model-00001-of-00002.safetensors", "a", "__metadata__")
+    assert identity(folder)
+    write_header(folder / SECOND, *names)
+    if "a" in names:
+        refused("tensor 'a' in two weight files", folder)
+    else:
+        assert identity(folder)
+
+
+def write_header(path: Path, *names: str) -> None:
+    one = {"dtype": "U8", "shape": [0], "data_offsets": [0, 0]}
+    header = json.dumps({name: {} if name == "__metadata__" else one for name in names}).encode()
+    path.write_bytes(len(header).to_bytes(8, "little") + header)
+
+
 @pytest.mark.parametrize(
     "changes", [{"fine_tune_type": "ia3"}, {"lora_parameters": {"rank": 8, "alpha": 16}}, {"lora_parameters": None},
                 {"lora_parameters": {"scale": True}}],
