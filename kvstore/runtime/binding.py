@@ -70,8 +70,9 @@ class BoundModel:
         """Prove that parameters, settings, and what a sample shows of the arrays are as at binding.
 
         Raises:
-            IncompatibleError: BINDING_MISMATCH.
+            IncompatibleError: BINDING_MISMATCH; also while a dropout is active, for then the model is like no other.
         """
+        _require_no_dropout(self.model)
         live = _parameters(self.model)
         replaced = self._replaced(live)
         if replaced:
@@ -174,6 +175,7 @@ def _compare(model: nn.Module, identity: ModelIdentity, *, sample: int | None, t
     if not isinstance(model, nn.Module):
         raise fail("USAGE", "bind: model", expected="an mlx.nn.Module", found=type(model).__name__)
     require_one_rank()
+    _require_no_dropout(model)
     identity.require_unchanged()
     reference = load_unread(identity.path, identity.adapter_path, trust_remote_code=trust_remote_code)
     return compare_models(model, reference, sample=sample, untrained=_untrained(reference, identity))
@@ -219,6 +221,18 @@ def require_one_rank() -> None:
         raise fail(
             "SHARD_UNSUPPORTED", "mx.distributed", expected="1 rank", found=size,
             fix="Run the model in one process; sharded caches are not part of format v1.",
+        )  # fmt: skip
+
+
+def _require_no_dropout(model: nn.Module) -> None:
+    from kvstore.runtime.snapshot import active_dropout
+
+    module = active_dropout(model)
+    if module is not None:
+        raise fail(
+            "BINDING_MISMATCH", f"module {module} drops values at random, for the model is in training mode",
+            expected="a model in evaluation mode", found="training mode",
+            fix="Call its eval(), and compute the cache anew.", module=module,
         )  # fmt: skip
 
 

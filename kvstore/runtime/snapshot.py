@@ -16,11 +16,13 @@ from typing import Any, Final
 import mlx.core as mx
 import mlx.nn as nn
 
-__all__ = ["Snapshot"]
+__all__ = ["Snapshot", "active_dropout"]
 
 _IGNORED: Final = ("_no_grad", "_training")
 # None is not among them: it stands for what a forward pass has yet to make.
 _PLAIN: Final = (bool, int, float, str)
+_KEPT: Final = "_p_1"
+"""Attribute of MLX's dropouts: the part that is kept."""
 _SPOTS: Final = 4
 _SPOT_BYTES: Final = 16
 
@@ -50,6 +52,17 @@ class Snapshot:
     def written_to(self, parameters: Mapping[str, mx.array]) -> list[str]:
         """Names of those of the parameters that hold other bytes where it was looked."""
         return [name for name, array in parameters.items() if _sample(array) != self.samples.get(name)]
+
+
+def active_dropout(model: nn.Module) -> str | None:
+    """The first module that zeroes a random part of what goes through it: a dropout of a model that is being trained.
+
+    Training says nothing by itself: it is what a model is made in, and most models compute the same in it.
+    """
+    for path, module in _modules(model, ""):
+        if vars(module).get(_KEPT, 1) != 1 and module.training:
+            return path or type(module).__name__
+    return None
 
 
 def _settings(model: nn.Module) -> Iterator[tuple[tuple[str, str], Any]]:
