@@ -1,18 +1,28 @@
 """``python -m kvstore.cli`` is the ``kvstore`` program, and this is where both begin.
 
-Ctrl-C is answered from here on, so that neither an import nor the end shows a traceback.
+Ctrl-C is answered from here on, so that neither an import nor the end shows a traceback. A
+signal that asks the program to end is answered as Ctrl-C is: what was half written is removed.
 """
 
 from __future__ import annotations
 
+import signal
 import sys
+from typing import Final
 
 __all__ = ["main"]
+
+
+_ENDING: Final = (signal.SIGTERM, signal.SIGHUP)
 
 
 def main() -> None:
     """Run the command line."""
     try:
+        for number in _ENDING:
+            # Who started the program may have decided that it outlives its terminal.
+            if signal.getsignal(number) == signal.SIG_DFL:
+                signal.signal(number, signal.default_int_handler)
         from kvstore.cli.main import cli
 
         cli.main(prog_name="kvstore")

@@ -7,8 +7,8 @@ from typing import Any
 
 import click
 
-from kvstore.cli.inputs import require_place
 from kvstore.cli.output import human_bytes, human_count
+from kvstore.cli.outputs import require_output
 from kvstore.cli.session import PATH, Session, verb
 
 __all__ = ["export", "import_"]
@@ -27,7 +27,7 @@ def export(session: Session, ref: str, output: Path, archive: bool, no_receipts:
     A bundle is a folder, or a tar archive, with the manifest, the objects and the receipts.
     Whoever has it can read the prompt out of it.
     """
-    require_place(output)
+    require_output(output, replaceable=False)
     archive = archive or output.suffix == ".tar"
     with session.open_entries(read_only=True) as store:
         entry_id = store.resolve(ref)

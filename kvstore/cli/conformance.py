@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import shutil
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from kvstore.cli.output import human_count, table
+from kvstore.cli.outputs import fresh_file, require_output, write_file
 from kvstore.cli.session import PATH, Session, global_options, stacked, verb
 from kvstore.errors import InvalidError, fail
 
@@ -68,7 +69,7 @@ _select = stacked(
 @click.option("--xfail", type=click.Path(path_type=Path, exists=True, dir_okay=False), metavar="FILE",
               help="Cases that are known to fail.  [default: CMD.xfails, if there is one]")  # fmt: skip
 @click.option("--report", type=click.Path(path_type=Path, file_okay=False), metavar="DIR",
-              help="Write a receipt for each program, and junit.xml.")  # fmt: skip
+              help="Write a receipt for each program and junit.xml; earlier ones are replaced.")  # fmt: skip
 @click.option("--level", type=click.IntRange(1, 3), default=1, show_default=True,
               help="What passes: the right verdict (1), and phase (2), and code (3).")  # fmt: skip
 @click.option("--timeout", type=click.FloatRange(min=0.1), default=10.0, show_default=True,
@@ -107,7 +108,7 @@ def run(session: Session, entrypoints: Sequence[str], **options: Any) -> None:
 
 def _single(session: Session, index: Index, programs: list[Implementation], options: dict[str, Any]) -> list[Outcome]:
     from kvstore.conformance.protocol import known_failures
-    from kvstore.conformance.report import conformance_receipt, write_reports
+    from kvstore.conformance.report import conformance_receipt, report_files
     from kvstore.conformance.runner import read_xfails, run_cases, select
 
     (program,) = programs
@@ -126,20 +127,30 @@ def _single(session: Session, index: Index, programs: list[Implementation], opti
         )
     if options["report"] is not None:
         receipt = conformance_receipt(index, program, outcomes, level=options["level"])
-        write_reports(options["report"], {"report": receipt}, outcomes)
+        _write_report(options["report"], report_files({"report": receipt}, outcomes))
     return outcomes
 
 
 def _matrix(session: Session, index: Index, programs: list[Implementation], options: dict[str, Any]) -> list[Outcome]:
-    from kvstore.conformance.report import matrix_receipts, write_reports
+    from kvstore.conformance.report import matrix_receipts, report_files
     from kvstore.conformance.runner import run_matrix
 
     if options["roles"] or options["xfail"]:
         raise fail("USAGE", "with several programs there are no roles and no known failures")
     outcomes = run_matrix(index, programs, patterns=options["patterns"])
     if options["report"] is not None:
-        write_reports(options["report"], matrix_receipts(index, programs, outcomes), outcomes)
+        _write_report(options["report"], report_files(matrix_receipts(index, programs, outcomes), outcomes))
     return outcomes
+
+
+def _write_report(folder: Path, files: Mapping[str, bytes]) -> None:
+    """Put the files into the folder, which was named for reports: what an earlier run wrote there is replaced."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise fail("USAGE", f"{folder} cannot be made: {error.strerror}") from error
+    for name, data in files.items():
+        write_file(folder / name, data, force=True)
 
 
 def _show(session: Session, index: Index, programs: list[Implementation], outcomes: list[Outcome]) -> None:
@@ -184,9 +195,9 @@ def copy(session: Session, folder: Path) -> None:
     """Copy the fixtures into a new folder."""
     from kvstore.conformance.index import fixtures_folder
 
-    if folder.exists():
-        raise fail("USAGE", f"{folder} is there already", fix="Name a folder that is not there.")
-    shutil.copytree(fixtures_folder(), folder)
+    require_output(folder, replaceable=False)
+    with fresh_file(folder) as whole:
+        shutil.copytree(fixtures_folder(), whole)
     files = sum(1 for path in folder.rglob("*") if path.is_file())
     session.output.result("conformance-copy", {"path": str(folder), "files": files}, [str(folder)])
     session.output.say(f"copied {human_count(files, 'file')}")

@@ -8,8 +8,9 @@ from typing import Any
 import click
 
 from kvstore.cli.drafts import draft_document, draft_option, load_named_pair
-from kvstore.cli.inputs import model_options, require_place
+from kvstore.cli.inputs import model_options
 from kvstore.cli.output import human_bytes, human_count
+from kvstore.cli.outputs import fresh_file, require_output
 from kvstore.cli.session import PATH, Session, verb
 from kvstore.cli.wp30 import parse_settings, write_out
 from kvstore.errors import fail
@@ -33,7 +34,7 @@ __all__ = ["get"]
               help="Its level; by default 6 for gzip, which has 9, and 3 for zstd.")
 @click.option("--set", "settings", multiple=True, metavar="KEY=VALUE",
               help="A value of a wp30-cache-2 manifest, text or JSON; may be given often.")
-@click.option("--force", is_flag=True, help="Replace the file if it is there.")
+@click.option("--force", is_flag=True, help="Replace the file if it is there; a plain one, or a link.")
 def get(
     session: Session, ref: str, model: str, adapter_path: Path | None, output: Path, form: str, shape: Any,
     draft_model: str | None, method: str | None, file_codec: str, file_level: int | None, settings: tuple[str, ...],
@@ -56,9 +57,7 @@ def get(
         raise fail("USAGE", "--mlx-lm-shape is for --format mlx-lm")
     if draft_model and (method or form != "mlx-lm"):
         raise fail("USAGE", "--draft-model does not go with --method and other formats than mlx-lm")
-    require_place(output)
-    if output.exists() and not force:
-        raise fail("USAGE", f"{output} exists", fix="Use --force to replace it.")
+    require_output(output, force=force)
     with session.open_store() as store:
         from kvstore.runtime.lazy import open_model, options_of
         from kvstore.runtime.pairs import DRAFT_NOTE
@@ -75,16 +74,17 @@ def get(
             )  # fmt: skip
         cache = pair.cache if pair else restored.cache
         notes = store.entries.info(entry_id).annotations
-        if form == "mlx-lm":
-            # mlx_lm compares the model's name as a string, so it has to be the one that was typed.
-            names = {"model": model, "tokenizer_config": "{}"}
-            size = write_prompt_file(output, cache, names, shape=shape)
-        else:
-            size = write_out(
-                output, cache, store.entries.token_ids(manifest).tolist(), manifest=manifest,
-                identity=bound.identity, annotations=notes, settings=given,
-                codec=file_codec, level=file_level,
-            )  # fmt: skip
+        with fresh_file(output, force=force) as file:
+            if form == "mlx-lm":
+                # mlx_lm compares the model's name as a string, so it has to be the one that was typed.
+                names = {"model": model, "tokenizer_config": "{}"}
+                size = write_prompt_file(file, cache, names, shape=shape)
+            else:
+                size = write_out(
+                    file, cache, store.entries.token_ids(manifest).tolist(), manifest=manifest,
+                    identity=bound.identity, annotations=notes, settings=given,
+                    codec=file_codec, level=file_level,
+                )  # fmt: skip
     session.output.result(
         "get",
         {

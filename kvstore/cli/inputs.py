@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Input", "cache_options", "cache_shape", "encode_prompt", "model_options", "prompt_options", "read_input",
-    "read_messages", "read_prompt", "read_token_ids", "require_one_prompt", "write_file",
+    "read_messages", "read_prompt", "read_token_ids", "require_one_prompt",
 ]  # fmt: skip
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -178,28 +178,6 @@ def encode_prompt(tokenizer: Any, text: str, *, chat: bool) -> list[int]:
     messages = [{"role": "user", "content": text}]
     ids = tokenizer.apply_chat_template(messages, add_generation_prompt=False, continue_final_message=True)
     return [int(token) for token in ids]
-
-
-def require_place(path: Path) -> None:
-    """Refuse to work for a file that could not be written in the end: its folder has to be there.
-
-    Raises:
-        UsageError: USAGE where there is no such folder.
-    """
-    if not path.parent.is_dir():
-        raise fail("USAGE", f"{path} cannot be written: there is no folder {path.parent}", fix="Make it first.")
-
-
-def write_file(path: Path, data: bytes) -> None:
-    """Write a file that the user named.
-
-    Raises:
-        UsageError: USAGE where that cannot be done.
-    """
-    try:
-        path.write_bytes(data)
-    except OSError as error:
-        raise fail("USAGE", f"{path} cannot be written: {error.strerror}") from error
 
 
 def _from_json(source: str, text: str) -> list[int]:

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import click
 
-from kvstore.cli.inputs import write_file
 from kvstore.cli.output import human_bytes, human_count
+from kvstore.cli.outputs import require_output, write_file
 from kvstore.cli.session import PATH, Session, stacked, verb
 from kvstore.errors import fail
 from kvstore.format.qwen35_plan import PROFILE, make_plan
@@ -55,9 +55,10 @@ def print_plan(session: Session, config: Path | None, max_sequence_tokens: int |
               help="Write our load receipt to this file.")
 @click.option("--profile-receipt", type=PATH, metavar="FILE",
               help="Write the profile's own receipt; needs a device with a registry id.")
+@click.option("--force", is_flag=True, help="Replace files that are there; plain ones, or links.")
 def prepare(
     session: Session, profile: str, config: Path, max_sequence_tokens: int, receipt: Path | None,
-    profile_receipt: Path | None,
+    profile_receipt: Path | None, force: bool,  # noqa: FBT001 - click calls by name
 ) -> None:  # fmt: skip
     """Allocate a profile's cache on this device, prove it fresh, and print the evidence.
 
@@ -67,11 +68,13 @@ def prepare(
     """
     from kvstore.runtime.prepare import prepare as prepare_cache
 
+    for file in filter(None, (receipt, profile_receipt)):
+        require_output(file, force=force)
     made = prepare_cache(read_config(config), max_sequence_tokens)
     if profile_receipt is not None:
-        write_file(profile_receipt, made.require_profile_receipt().data)
+        write_file(profile_receipt, made.require_profile_receipt().data, force=force)
     if receipt is not None:
-        write_file(receipt, made.receipt.data)
+        write_file(receipt, made.receipt.data, force=force)
     plan, issued = made.plan, made.profile_receipt
     document = {
         "profile": profile, "layout_sha256": plan.layout_sha256, "total_bytes": plan.total_bytes,

@@ -17,11 +17,10 @@ from kvstore.cli.inputs import (
     read_input,
     read_token_ids,
     require_one_prompt,
-    require_place,
-    write_file,
 )
 from kvstore.cli.media import media_option, read_media
 from kvstore.cli.output import human_bytes, human_count
+from kvstore.cli.outputs import require_output, write_file
 from kvstore.cli.session import PATH, Session, verb
 from kvstore.cli.wp30 import show, take_in
 from kvstore.errors import fail
@@ -54,6 +53,7 @@ __all__ = ["put"]
 @click.option("--codec", type=click.Choice(["small", "fast"]), default="small", show_default=True,
               help="Compress well, or hardly at all.")
 @click.option("--receipt", type=PATH, metavar="FILE", help="Write the receipt to this file.")
+@click.option("--force", is_flag=True, help="Replace the receipt's file if it is there; a plain one, or a link.")
 @click.option("--inspect-only", is_flag=True,
               help="Look at a wp30-cache-2 file: no model is needed, and nothing is stored.")
 def put(session: Session, file: Path | None, **options: Any) -> None:
@@ -82,7 +82,7 @@ def put(session: Session, file: Path | None, **options: Any) -> None:
         raise fail("USAGE", "put FILE needs --tokens: the ids that the cache was computed from")
     require_one_prompt("put", options)
     if options["receipt"]:
-        require_place(options["receipt"])
+        require_output(options["receipt"], force=options["force"])
     if options["draft_model"]:
         require_alone(options)
     if file is None and options["media"]:
@@ -218,7 +218,7 @@ def _report(
     timing: dict[str, Any] | None = None, on_the_way: Sequence[Receipt] = (), draft: Receipt | None = None,
 ) -> None:  # fmt: skip
     if options["receipt"]:
-        write_file(options["receipt"], receipt.data)
+        write_file(options["receipt"], receipt.data, force=options["force"])
     facts: dict[str, Any] = dict(receipt.facts)
     session.output.result(
         "put",

@@ -6,7 +6,6 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import Final
 from xml.etree import ElementTree
 
@@ -17,7 +16,7 @@ from kvstore.conformance.runner import Outcome
 from kvstore.format.json import Json, canonical_bytes
 from kvstore.format.receipt import Receipt
 
-__all__ = ["conformance_receipt", "grades", "junit", "matrix_receipts", "summary_lines", "write_reports"]
+__all__ = ["conformance_receipt", "grades", "junit", "matrix_receipts", "report_files", "summary_lines"]
 
 _NOT_XML: Final = re.compile(r"[^\t\n\r -\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 _NOT_A_NAME: Final = re.compile(r"[^A-Za-z0-9._-]+")
@@ -98,12 +97,10 @@ def summary_lines(outcomes: Sequence[Outcome]) -> list[str]:
     return lines
 
 
-def write_reports(folder: Path, receipts: Mapping[str, Receipt], outcomes: Sequence[Outcome]) -> None:
-    """Write ``<name>.json`` for each receipt, and ``junit.xml``."""
-    folder.mkdir(parents=True, exist_ok=True)
-    for name, receipt in receipts.items():
-        (folder / f"{name}.json").write_bytes(canonical_bytes(receipt.to_json()))
-    (folder / "junit.xml").write_bytes(junit(outcomes, "kvstore conformance"))
+def report_files(receipts: Mapping[str, Receipt], outcomes: Sequence[Outcome]) -> dict[str, bytes]:
+    """The files of a report by name: ``<name>.json`` for each receipt, and ``junit.xml``."""
+    found = {f"{name}.json": canonical_bytes(receipt.to_json()) for name, receipt in receipts.items()}
+    return {**found, "junit.xml": junit(outcomes, "kvstore conformance")}
 
 
 def _checks(outcomes: Sequence[Outcome]) -> dict[str, str]:

@@ -14,7 +14,7 @@ import pytest
 from kvstore.conformance.index import Index, load_index
 from kvstore.conformance.judge import judge
 from kvstore.conformance.protocol import OWN, Implementation, NoAnswerError, known_failures, split_command
-from kvstore.conformance.report import conformance_receipt, grades, junit, summary_lines, write_reports
+from kvstore.conformance.report import conformance_receipt, grades, junit, report_files, summary_lines
 from kvstore.conformance.runner import Outcome, read_xfails, run_cases, run_matrix, select
 from kvstore.errors import KVStoreError
 from kvstore.format.receipt import parse_receipt
@@ -232,18 +232,19 @@ def outcomes_of_all_kinds() -> list[Outcome]:
     ]
 
 
-def test_the_receipt_says_what_was_run(tmp_path: Path) -> None:
+def test_the_receipt_says_what_was_run() -> None:
     outcomes = outcomes_of_all_kinds()
     receipt = conformance_receipt(INDEX, InProcess(), outcomes, level=2)
-    write_reports(tmp_path / "new" / "folder", {"report": receipt}, outcomes)
-    read = parse_receipt((tmp_path / "new" / "folder" / "report.json").read_bytes())
+    made = report_files({"report": receipt}, outcomes)
+    assert sorted(made) == ["junit.xml", "report.json"]
+    read = parse_receipt(made["report.json"])
     assert (read.type, read.subject, read.checks) == ("conformance", INDEX.digest, {"reader": "failed"})
     facts: Any = read.facts
     assert (facts["spec"], facts["level"], facts["grades"]) == ("1.0", 2, {"reader": "L0"})
     assert facts["totals"] == dict.fromkeys(("passed", "failed", "error", "unsupported", "xfailed", "xpassed"), 1)
     assert facts["results"]["a/failed"]["status"] == "failed"
     assert facts["implementation"]["name"] == "kvstore"
-    suite = ElementTree.fromstring((tmp_path / "new" / "folder" / "junit.xml").read_bytes())
+    suite = ElementTree.fromstring(made["junit.xml"])
     assert {name: suite.get(name) for name in ("tests", "failures", "errors", "skipped")} == {
         "tests": "6", "failures": "2", "errors": "1", "skipped": "2",
     }  # fmt: skip
