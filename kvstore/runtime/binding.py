@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 
 from kvstore.errors import fail
 from kvstore.runtime.folder import load_errors
-from kvstore.runtime.identity import ModelIdentity
+from kvstore.runtime.identity import ADAPTER_WEIGHTS, ModelIdentity
 from kvstore.runtime.loading import load_unread, load_whole
 
 if TYPE_CHECKING:
@@ -242,7 +242,7 @@ def _untrained(reference: nn.Module, identity: ModelIdentity) -> frozenset[str]:
         return frozenset()
     import mlx.core as mx
 
-    filled: Any = mx.load(str(identity.adapter_path / "adapters.safetensors"))
+    filled: Any = mx.load(str(identity.adapter_path / ADAPTER_WEIGHTS))
     return frozenset(
         name for name in _parameters(reference) if name.endswith(".lora_a") and name not in filled
     )

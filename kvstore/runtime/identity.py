@@ -32,7 +32,7 @@ from kvstore.runtime.media import media_token_ids
 from kvstore.runtime.shards import require_distinct_tensors
 from kvstore.store.file_digests import FileDigests, Stamp, stamp_of
 
-__all__ = ["ADAPTER_KINDS", "WEIGHT_PATTERN", "ModelIdentity", "effective_config"]
+__all__ = ["ADAPTER_KINDS", "ADAPTER_WEIGHTS", "WEIGHT_PATTERN", "ModelIdentity", "effective_config"]
 
 WEIGHT_PATTERN: Final = "model*.safetensors"
 """The files that mlx-lm loads."""
