@@ -111,7 +111,8 @@ def load_model(
     Args:
         path: A folder, a folder of the hub cache, or the id of a model in the hub cache; no network is used.
         adapter_path: Folder of a LoRA, DoRA or full adapter.
-        trust_remote_code: Run the code that the model's config names.
+        trust_remote_code: Run the code that the model's config names. Its files in the folder are part of the
+            identity; what it imports from elsewhere is not, as the libraries are not.
 
     Raises:
         InvalidError: MODEL_FOLDER_INVALID, also where mlx-lm cannot load what is there.

@@ -148,6 +148,18 @@ class Folder:
             ) from error  # fmt: skip
         return sorted(name for name in found if any(fnmatchcase(name, pattern) for pattern in patterns))
 
+    def names_below(self, suffix: str) -> list[str]:
+        """Relative names in the folders within that end so, ascending; hidden folders are not looked into."""
+        found, seen = [], {os.path.realpath(self.path)}
+        for at, folders, files in os.walk(self.path, followlinks=True):
+            here = Path(at)
+            inner = {name: os.path.realpath(here / name) for name in folders if not name.startswith(".")}
+            folders[:] = [name for name, real in inner.items() if real not in seen]
+            seen.update(inner.values())
+            if here != self.path:
+                found += [os.path.relpath(here / name, self.path) for name in files if name.endswith(suffix)]
+        return sorted(found)
+
     def has(self, name: str) -> bool:
         """Whether there is such a name, even if what it leads to is gone."""
         return os.path.lexists(self.path / name)

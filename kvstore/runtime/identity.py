@@ -171,11 +171,28 @@ def _model(folder: Folder, adapter: AdapterRecord | None) -> ModelRecord:
 
 
 def _code(folder: Folder, config: Mapping[str, Any]) -> tuple[FileRecord, ...]:
-    """Python files of a model whose config names its own code; without that, mlx-lm runs none of them."""
+    """Python files of a model whose config names its own code; without that, mlx-lm runs none of them.
+
+    Raises:
+        InvalidError: MODEL_FOLDER_INVALID for code in a folder within: the format's identity has no place for it.
+    """
     name = config.get("model_file")
     if name is None:
         return ()
-    return folder.records([str(name), *folder.names("*.py")])
+    if not isinstance(name, str) or "\0" in name:
+        raise fail(
+            "MODEL_FOLDER_INVALID", f"{folder.path / 'config.json'}: model_file", expected="the name of a file",
+            found=repr(name)[:80],
+        )  # fmt: skip
+    known = [name, *folder.names("*.py")]
+    inner = [other for other in folder.names_below(".py") if os.path.normpath(name) != other]
+    if inner:
+        raise fail(
+            "MODEL_FOLDER_INVALID", f"{folder.what} {folder.path} has code that is not in the model's identity",
+            expected=f"model_file ({name}), and code directly in the folder", found=inner[:16],
+            fix="Move what the model runs beside config.json, and the rest out of the folder.", path=str(folder.path),
+        )  # fmt: skip
+    return folder.records(known)
 
 
 def _processor(folder: Folder) -> Digest | None:

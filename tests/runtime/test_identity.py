@@ -174,6 +174,32 @@ def test_custom_model_code_counts(folder: Path) -> None:
     assert len(seen) == 3
 
 
+CODE: dict[str, tuple[str, tuple[str, ...], bool]] = {
+    "beside the config": ("own.py", ("helper.py",), True),
+    "the named file within": ("code/own.py", ("helper.py",), True),
+    "the named file within, spelt otherwise": ("./code//own.py", (), True),
+    "beside the named file within": ("code/own.py", ("code/helper.py",), False),
+    "a package within": ("own.py", ("parts/__init__.py", "parts/deeper/layer.py"), False),
+    "hidden": ("own.py", (".git/hooks/own.py",), True),
+}
+
+
+@pytest.mark.parametrize("name", CODE)
+def test_code_that_would_not_count_is_refused(folder: Path, name: str) -> None:
+    """The format hashes code that is directly in the folder, so a helper further down could change unseen."""
+    named, others, fits = CODE[name]
+    for file in (named, *others):
+        (folder / file).parent.mkdir(parents=True, exist_ok=True)
+        (folder / file).write_text("x = 1")
+    (folder / "loop").symlink_to(".")
+    assert identity(folder).model.code == ()
+    edit_json(folder / "config.json", model_file=named)
+    if fits:
+        assert named in {item.name for item in identity(folder).model.code}
+    else:
+        refused(min(others), folder)
+
+
 def test_the_chat_template_stands_alone(folder: Path) -> None:
     before = identity(folder)
     edit_json(folder / "tokenizer_config.json", chat_template="{{ other }}")
@@ -254,6 +280,8 @@ BROKEN: dict[str, tuple[Edit, str]] = {
     "config is not JSON": (lambda d: (d / "config.json").write_text("{"), "config.json is not JSON"),
     "config is a list": (lambda d: (d / "config.json").write_text("[]"), "JSON object"),
     "no model type": (lambda d: edit_json(d / "config.json", model_type=...), "model_type"),
+    "named code is no name": (lambda d: edit_json(d / "config.json", model_file=["own.py"]), "model_file"),
+    "named code no file can have": (lambda d: edit_json(d / "config.json", model_file="own\0.py"), "model_file"),
     "named code is gone": (lambda d: edit_json(d / "config.json", model_file="gone.py"), "gone.py"),
     "a weight file is a folder": (lambda d: (d / "model.safetensors").mkdir(), "model.safetensors cannot be read"),
     "a weight file's blob is gone": (lambda d: (d / "model.safetensors").symlink_to("gone"), "cannot be read"),
