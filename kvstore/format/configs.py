@@ -16,7 +16,7 @@ from typing import Any, Final
 
 from kvstore.errors import fail
 from kvstore.format.digest import Digest, Readable, tagged_digest
-from kvstore.format.json import Json, canonical_bytes, number_text
+from kvstore.format.json import Json, bracket_depth, canonical_bytes, number_text
 from kvstore.limits import MAX_EXACT_INT
 
 __all__ = [
@@ -26,6 +26,9 @@ __all__ = [
 
 MAX_FOLDER_JSON_BYTES: Final = 64 * 2**20
 """Largest JSON file of a model folder that is parsed; weight indexes and tokenizers are not."""
+
+_MAX_DEPTH: Final = 64
+"""More than any model's files have, and far from where a recursive reader gives up."""
 
 INERT_CONFIG_KEYS: Final = frozenset({
     "_attn_implementation", "_attn_implementation_autoset", "_commit_hash", "_name_or_path", "auto_map",
@@ -62,15 +65,18 @@ def parse_folder_json(data: Readable, what: str) -> dict[str, Any]:
     """Parse one JSON file of a model folder, as mlx-lm reads it (of two equal keys the last counts).
 
     Raises:
-        InvalidError: MODEL_FOLDER_INVALID where it is not an object in UTF-8 JSON of bounded size.
+        InvalidError: MODEL_FOLDER_INVALID where it is not an object in UTF-8 JSON of bounded size and depth.
     """
     if len(data) > MAX_FOLDER_JSON_BYTES:
         raise fail(
             "MODEL_FOLDER_INVALID", f"{what} has too many bytes", expected=f"at most {MAX_FOLDER_JSON_BYTES}",
             found=len(data),
         )  # fmt: skip
+    raw = bytes(data)
+    if bracket_depth(raw, _MAX_DEPTH) > _MAX_DEPTH:
+        raise fail("MODEL_FOLDER_INVALID", f"{what} is nested too deeply", expected=f"at most {_MAX_DEPTH} levels")
     try:
-        value = json.loads(bytes(data).decode("utf-8"))
+        value = json.loads(raw.decode("utf-8"))
     except (ValueError, RecursionError) as error:
         raise fail("MODEL_FOLDER_INVALID", f"{what} is not JSON: {error}", fix="Fetch the model again.") from None
     if not isinstance(value, dict):

@@ -105,7 +105,7 @@ class FileDigests:
             if document["version"] != _VERSION:
                 return {}
             return {path: _parse(row) for path, row in document["files"].items()}
-        except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):
             return {}
 
     def _remember(self, facts: Mapping[Path, FileFact], started_ns: int) -> None:

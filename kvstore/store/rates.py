@@ -24,6 +24,9 @@ R = TypeVar("R")
 
 _VERSION: Final = 1
 _MOST: Final = 1024
+_MOST_SECONDS: Final = 1e6
+_LEAST_RATE: Final = 1e-6
+_MOST_RATE: Final = 1e18
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,17 +118,18 @@ class Rates:
             document = json.loads(self._path.read_bytes())
             if document["version"] == _VERSION:
                 return {kind: dict(document[kind]) for kind in ("restore", "prefill")}
-        except (OSError, ValueError, KeyError, TypeError):
+        except (OSError, ValueError, KeyError, TypeError, RecursionError):
             pass
         return {"restore": {}, "prefill": {}}
 
 
 def _parse(kind: Callable[..., R], row: Any) -> R | None:
-    """A rate from its row; None where it is not one: a number must be above 0, a fixed cost at least 0."""
+    """A rate from its row; None where it is not one that a machine can have. A fixed cost may be 0, a rate may not."""
     try:
         values = {name: float(value) for name, value in row.items()}
         rate = kind(**values)
-    except (AttributeError, TypeError, ValueError):
+    except (AttributeError, TypeError, ValueError, OverflowError):
         return None
-    sound = all(0 <= value < 1e18 and (value > 0 or name == "fixed_seconds") for name, value in values.items())
+    bounds = {name: (0.0, _MOST_SECONDS) if name == "fixed_seconds" else (_LEAST_RATE, _MOST_RATE) for name in values}
+    sound = all(low <= values[name] <= high for name, (low, high) in bounds.items())
     return rate if sound else None

@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -276,9 +277,18 @@ def test_an_incomplete_adapter_is_refused(folder: Path, tmp_path: Path) -> None:
         refused(name, folder, adapter, missing=name)
 
 
+def nest(name: str, depth: int, folder: Path) -> None:
+    (folder / name).write_text('{"x":' * depth + "1" + "}" * depth)
+
+
 BROKEN: dict[str, tuple[Edit, str]] = {
     "config is not JSON": (lambda d: (d / "config.json").write_text("{"), "config.json is not JSON"),
     "config is a list": (lambda d: (d / "config.json").write_text("[]"), "JSON object"),
+    **{
+        f"config is {depth} levels deep": (partial(nest, "config.json", depth), "nested too deeply")
+        for depth in (65, 900, 100_000)
+    },
+    "tokenizer's settings are 900 levels deep": (partial(nest, "tokenizer_config.json", 900), "nested too deeply"),
     "no model type": (lambda d: edit_json(d / "config.json", model_type=...), "model_type"),
     "named code is no name": (lambda d: edit_json(d / "config.json", model_file=["own.py"]), "model_file"),
     "named code no file can have": (lambda d: edit_json(d / "config.json", model_file="own\0.py"), "model_file"),

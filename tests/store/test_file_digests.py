@@ -118,7 +118,10 @@ def test_a_changed_file_is_read_again(tmp_path: Path, change: str) -> None:
 
 @pytest.mark.parametrize(
     "text", ["", "{", "[]", "null", '{"version": 2, "files": {}}', '{"version": 1}', '{"version": 1, "files": []}',
+             *('{"version": 1, "files": {"/x": ["sha256:DIGEST", 1, 2, 3, ODD]}}'.replace("DIGEST", "0" * 64)
+               .replace("ODD", odd) for odd in ("Infinity", "NaN", "1e400", "[]", "[" * 100_000)),
              '{"version": 1, "files": {"/x": ["md5:1", 1, 2, 3, 4]}}', '{"version": 1, "files": {"/x": []}}'],
+    ids=range(14),
 )  # fmt: skip
 def test_a_damaged_memory_is_no_memory(tmp_path: Path, text: str) -> None:
     path, memory = tmp_path / "file", tmp_path / "memory.json"

@@ -50,7 +50,13 @@ def test_the_last_measurement_counts(path: Path) -> None:
     '{"version": 1, "restore": {"%s": {"fixed_seconds": 1, "bytes_per_second": 0}}, "prefill": {"%s": 5}}',
     '{"version": 1, "restore": {"%s": {"fixed_seconds": -1, "bytes_per_second": 5}}, "prefill": {"%s": null}}',
     '{"version": 1, "restore": {"%s": {"fixed_seconds": NaN, "bytes_per_second": 5}}, "prefill": {}}',
-])  # fmt: skip
+    "[" * 100_000,
+    *(
+        '{"version": 1, "restore": {"%s": {"fixed_seconds": 1, "bytes_per_second": ODD}}, "prefill": {"%s": '
+        '{"tokens_per_second": 1}}}'.replace("ODD", odd)
+        for odd in ("1" + "0" * 400, "1e400", "Infinity", "-Infinity", "1e-320", "1e19", "[]", '"nan"', "[" * 100_000)
+    ),
+], ids=range(20))  # fmt: skip
 def test_a_file_that_is_not_ours_is_no_rate(path: Path, text: str) -> None:
     path.parent.mkdir()
     path.write_text(text.replace("%s", "ab" * 16, 1).replace("%s", MODEL))
