@@ -6,6 +6,7 @@ signal that asks the program to end is answered as Ctrl-C is: what was half writ
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 from typing import Final
@@ -18,6 +19,7 @@ _ENDING: Final = (signal.SIGTERM, signal.SIGHUP)
 
 def main() -> None:
     """Run the command line."""
+    _open_streams()
     try:
         for number in _ENDING:
             # Who started the program may have decided that it outlives its terminal.
@@ -28,6 +30,21 @@ def main() -> None:
         cli.main(prog_name="kvstore")
     except KeyboardInterrupt:
         _stopped()
+
+
+def _open_streams() -> None:
+    """Give a closed standard stream a descriptor, or the next file that is opened would have its number.
+
+    Nothing can be read from the one for input and nothing be written to the one for output: using them is an error.
+    """
+    for fd, name, mode in ((0, "stdin", os.O_WRONLY), (1, "stdout", os.O_RDONLY), (2, "stderr", os.O_WRONLY)):
+        try:
+            os.fstat(fd)
+        except OSError:
+            # The lowest number that is free is this one.
+            os.set_inheritable(os.open(os.devnull, mode), True)  # noqa: FBT003 - has no name
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(fd, "w" if fd else "r", closefd=False))  # noqa: SIM115 - for ever
 
 
 def _stopped() -> None:

@@ -17,6 +17,7 @@ from typing import Any, Final, NamedTuple
 import click
 
 from kvstore import __version__
+from kvstore.cli.output import unwritable, write_message
 from kvstore.cli.session import Session, global_options
 from kvstore.errors import KVStoreError, fail
 
@@ -107,9 +108,11 @@ class VerbGroup(click.Group):
         sys.exit(_guarded(lambda: super(VerbGroup, self).main(args, *rest, **extra), session))
 
     def invoke(self, ctx: click.Context) -> Any:
-        """Run the verb; a closed reader must not reach click, which would exit 1."""
+        """Run the verb; a closed reader must not reach click, which would exit 1, nor Ctrl-C: it would write a line."""
         try:
             return super().invoke(ctx)
+        except KeyboardInterrupt:
+            raise click.Abort from None
         except BrokenPipeError as error:
             raise _PipeClosedError from error
 
@@ -139,6 +142,8 @@ def _guarded(run: Any, session: Session) -> int:
         return _report(error, session)
     except (BrokenPipeError, _PipeClosedError):
         return _pipe_closed()
+    except OSError as error:
+        return _report(_refused(error), session)
     except Exception as error:  # the last line of defence: a message, not a traceback
         return _unforeseen(error, session)
     return result if isinstance(result, int) else 0
@@ -148,12 +153,11 @@ def _usage(error: click.UsageError, session: Session) -> int:
     if isinstance(error, click.exceptions.NoArgsIsHelpError) and not session.as_json:
         click.echo(error.format_message(), err=True)  # the help is no error message
         return EXIT_USAGE
-    refusal = fail("USAGE", error.format_message())
-    text = f"{refusal.message} [{refusal.code}]"
-    if error.ctx is not None:
-        text += f"\nTry '{error.ctx.command_path} --help'."
+    # Click puts what may be chosen into lines of their own.
+    refusal = fail("USAGE", error.format_message().replace("\n\t", " "))
+    hint = "" if error.ctx is None else f"Try '{error.ctx.command_path} --help'."
     _traceback(session)
-    session.output.error(refusal.to_json(), text)
+    session.output.error(refusal.to_json(), f"{refusal.message} [{refusal.code}]", hint)
     return EXIT_USAGE
 
 
@@ -161,6 +165,19 @@ def _report(error: KVStoreError, session: Session, code: int | None = None) -> i
     _traceback(session)
     session.output.error(error.to_json(), f"{error.message} [{error.code}]")
     return error.exit_code if code is None else code
+
+
+def _refused(error: OSError) -> KVStoreError:
+    """The typed error for what the system refused and no verb expected."""
+    from kvstore.store.fs import os_error
+
+    last = error.__traceback__
+    while last is not None and last.tb_next is not None:
+        last = last.tb_next
+    # Help and version are written by click itself.
+    if last is not None and last.tb_frame.f_code is click.echo.__code__:
+        return unwritable(error)
+    return os_error(error, "the system refused a read or a write")
 
 
 def _unforeseen(error: Exception, session: Session) -> int:
@@ -175,7 +192,7 @@ def _unforeseen(error: Exception, session: Session) -> int:
 
 def _traceback(session: Session) -> None:
     if session.verbose > 1:
-        traceback.print_exc()
+        write_message(traceback.format_exc())
 
 
 def _pipe_closed() -> int:

@@ -1,29 +1,44 @@
-"""What a verb says, and where: decided once, here.
+r"""What a verb says, and where: decided once, here.
 
 Standard output carries the result and nothing else: with ``--json`` one document with a
 ``type`` field, described by ``schemas/cli-output.v1.schema.json``. Progress, messages,
 warnings and errors go to standard error. With ``--json`` the only thing written there is
 the error document (and, with ``-vv``, a traceback before it). Sizes in documents are
 integers of bytes; times are RFC 3339 in UTC.
+
+Names, labels and messages of others may hold anything, also what a terminal takes for a
+command: such characters are written as ``\u001b``, in documents and in text alike.
+
+A result that cannot be written is an error; a message that cannot is not.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import re
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any, Final
 
 import click
 
-__all__ = ["Output", "Progress", "human_bytes", "human_count", "human_seconds", "table"]
+from kvstore.errors import KVStoreError, fail
+
+__all__ = [
+    "Output", "Progress", "human_bytes", "human_count", "human_seconds", "plain", "table", "unwritable",
+    "write_message",
+]  # fmt: skip
 
 _REDRAW_SECONDS: Final = 0.1
 _BAR_CELLS: Final = 24
 _UNITS: Final = ("kB", "MB", "GB", "TB", "PB")
+# Beyond the first 32: controls again, marks that turn a line around or end it, and halves of characters.
+_UNSHOWN: Final = "\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff"
+_IN_TEXT: Final = re.compile(f"[\x00-\x08\n-\x1f{_UNSHOWN}]")
+_IN_JSON: Final = re.compile(f"[{_UNSHOWN}]")
 
 
 class Output:
@@ -45,28 +60,29 @@ class Output:
     def result(self, kind: str, document: Mapping[str, Any], lines: Sequence[str]) -> None:
         """Write the result: the document under ``type`` ``kind``, or the lines for people."""
         if self.as_json:
-            _write(sys.stdout, json.dumps({"type": kind, **document}, indent=2, ensure_ascii=False) + "\n")
+            _write_result(_json({"type": kind, **document}, sys.stdout, indent=2))
         elif lines:
-            _write(sys.stdout, "\n".join(lines) + "\n")
+            _write_result("".join(plain(line) + "\n" for line in lines))
 
     def raw(self, data: bytes) -> None:
         """Write bytes to standard output exactly as they are."""
-        sys.stdout.flush()
-        sys.stdout.buffer.write(data)
-        sys.stdout.buffer.flush()
+        with _writing():
+            sys.stdout.flush()
+            sys.stdout.buffer.write(data)
+            sys.stdout.buffer.flush()
 
     def say(self, text: str, *, level: int = 0) -> None:
         """A message on standard error; ``level`` 1 needs ``-v``."""
         if not (self.quiet or self.as_json) and self.verbose >= level:
-            _write(sys.stderr, text + "\n")
+            write_message(plain(text) + "\n")
 
-    def error(self, document: Mapping[str, Any], text: str) -> None:
-        """The error, as a document or as text, on standard error."""
+    def error(self, document: Mapping[str, Any], text: str, hint: str = "") -> None:
+        """The error, as a document or as text, on standard error; the hint is a line of its own."""
         if self.as_json:
-            _write(sys.stderr, json.dumps({"type": "error", "error": document}, ensure_ascii=False) + "\n")
+            write_message(_json({"type": "error", "error": document}, sys.stderr))
         else:
             head = click.style("error:", fg="red", bold=True) if colored() else "error:"
-            _write(sys.stderr, f"{head} {text}\n")
+            write_message(f"{head} {plain(text)}\n" + (f"{plain(hint)}\n" if hint else ""))
 
     @contextmanager
     def progress(self, label: str, *, total: int, unit: str) -> Iterator[Progress]:
@@ -125,11 +141,11 @@ class Progress:
     def close(self) -> None:
         """End the line."""
         if self._width:
-            _write(sys.stderr, "\n")
+            write_message("\n")
             self._width = 0
 
     def _draw(self, text: str) -> None:
-        _write(sys.stderr, "\r" + text.ljust(self._width))
+        write_message("\r" + text.ljust(self._width))
         self._width = len(text)
 
 
@@ -165,7 +181,7 @@ def human_count(count: int, noun: str, plural: str | None = None) -> str:
 
 def table(header: Sequence[str], rows: Sequence[Sequence[str]], *, right: Sequence[int] = ()) -> list[str]:
     """Rows in aligned columns under a header; columns in ``right`` are right-aligned."""
-    cells = [list(header), *[list(row) for row in rows]]
+    cells = [[plain(cell) for cell in row] for row in (header, *rows)]
     widths = [max(len(row[i]) for row in cells) for i in range(len(header))]
     return [
         "  ".join(c.rjust(w) if i in right else c.ljust(w) for i, (c, w) in enumerate(zip(row, widths, strict=True)))
@@ -174,7 +190,57 @@ def table(header: Sequence[str], rows: Sequence[Sequence[str]], *, right: Sequen
     ]  # fmt: skip
 
 
-def _write(stream: Any, text: str) -> None:
-    """Write and flush, so that a closed reader is noticed here and not at exit."""
-    stream.write(text)
-    stream.flush()
+def plain(text: str) -> str:
+    """Text of others as one line that does nothing to a terminal."""
+    return _IN_TEXT.sub(_escape, text)
+
+
+def write_message(text: str) -> None:
+    """Write to standard error; where that cannot be done there is nobody to tell."""
+    try:
+        sys.stderr.write(text)
+        sys.stderr.flush()
+    except (OSError, ValueError):
+        _give_up(sys.stderr, 2)
+
+
+def unwritable(error: Exception) -> KVStoreError:
+    """The typed error for a result that could not be written; also keeps the interpreter from trying again at exit."""
+    _give_up(sys.stdout, 1)
+    return fail("STORE_IO", f"standard output cannot be written: {getattr(error, 'strerror', None) or error}")
+
+
+def _escape(found: re.Match[str]) -> str:
+    return f"\\u{ord(found[0]):04x}"
+
+
+def _json(document: Mapping[str, Any], stream: Any, indent: int | None = None) -> str:
+    ascii_only = str(getattr(stream, "encoding", "")).lower().replace("-", "") != "utf8"
+    return _IN_JSON.sub(_escape, json.dumps(document, indent=indent, ensure_ascii=ascii_only)) + "\n"
+
+
+def _write_result(text: str) -> None:
+    """Write and flush, so that a closed reader or a full disk is noticed here and not at exit."""
+    encoding = sys.stdout.encoding or "utf-8"
+    with _writing():
+        sys.stdout.write(text.encode(encoding, "backslashreplace").decode(encoding))
+        sys.stdout.flush()
+
+
+@contextmanager
+def _writing() -> Iterator[None]:
+    try:
+        yield
+    except BrokenPipeError:
+        raise
+    except (OSError, ValueError) as error:
+        raise unwritable(error) from error
+
+
+def _give_up(stream: Any, fd: int) -> None:
+    """Let the descriptor lead to nowhere: what its stream still holds is written at exit, and that must not fail."""
+    with suppress(OSError, ValueError, AttributeError):
+        if stream.fileno() == fd:
+            null = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(null, fd)
+            os.close(null)

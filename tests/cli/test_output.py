@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from kvstore.cli.output import Output, Progress, human_bytes, human_count, human_seconds, table
+from kvstore.store.entry_store import EntryStore
+from tests.builders import make_entry
+from tests.cli.conftest import runner
+from tests.store.kit import put
 
 
 @pytest.mark.parametrize(
@@ -113,3 +119,47 @@ def test_settings_that_forbid_a_bar_win_over_a_terminal(
     with Output(**settings).progress("prefill", total=1, unit="tokens") as bar:
         bar.update(1)
     assert capsys.readouterr().err == ""
+
+
+HOSTILE = "a\x1b]0;owned\x07\r\n\x9b31m\u202eb\ud800\x00é"
+HARMLESS = r"a\u001b]0;owned\u0007\u000d\u000a\u009b31m\u202eb\ud800\u0000é"
+
+
+@pytest.mark.parametrize(
+    "write",
+    [lambda text: Output().result("x", {}, [text]), lambda text: Output().say(text),
+     lambda text: Output().error({}, text), lambda text: Output().error({}, text, text),
+     lambda text: Output().result("x", {}, table((text,), [(text,)]))],
+)  # fmt: skip
+def test_what_others_wrote_does_nothing_to_a_terminal(
+    write: Callable[[str], None], capsys: pytest.CaptureFixture[str]
+) -> None:
+    write(HOSTILE)
+    assert set("".join(capsys.readouterr()).removeprefix("error: ").splitlines()) == {HARMLESS}
+
+
+def test_nor_does_a_document_of_it_which_says_the_same(capsys: pytest.CaptureFixture[str]) -> None:
+    Output(as_json=True).result("x", {"text": HOSTILE}, [])
+    Output(as_json=True).error({"text": HOSTILE}, "")
+    written = capsys.readouterr()
+    assert (written.out + written.err).replace("\n", "").isprintable()
+    assert json.loads(written.out)["text"] == json.loads(written.err)["error"]["text"] == HOSTILE
+
+
+@pytest.mark.parametrize("json_or_text", [[], ["--json"]])
+@pytest.mark.parametrize(
+    "args", [["ls"], ["show", "a"], ["info"], ["label"], ["verify"], ["rm", "a", "-n"], ["import", "\x1b[2J"],
+             ["show", "\x1b[2J"], ["unlabel", "\x1b[2J"], ["export", "a", "-o", "\x1b/x"], ["ls", "\x1b[2J"]],
+    ids=lambda args: " ".join(args).replace("\x1b", "ESC"),
+)  # fmt: skip
+def test_no_verb_lets_it_through(tmp_path: Path, args: list[str], json_or_text: list[str]) -> None:
+    root = tmp_path / "\x1b[1mstore"
+    with EntryStore.open(root) as store:
+        put(store, make_entry(1, 300), label="a", annotations={"model.repo": "\x1b[31m\x9b\n", "model.path": "\x1b"})
+        with store._opened.index.write() as connection:
+            connection.exec_driver_sql("INSERT INTO labels SELECT ?, entry_key, 0 FROM entries", ("\x1b[2J\n\x9b",))
+    ran = runner(root)(*args, *json_or_text)
+    assert (ran.out + ran.err).replace("\n", "").replace("\t", "").isprintable()
+    if not json_or_text:
+        assert ran.err.count("\n") <= 2
+        assert any(shown in ran.out + ran.err for shown in ("\\u001b", "\\x1b")) or args == ["verify"]

@@ -123,3 +123,58 @@ def test_a_terminal_gets_a_bar_with_a_rate(tmp_path: Path, model: Path, prompt: 
     text = seen.decode()
     assert "prefill ████████████████████████ 300/300 tokens" in text
     assert "tokens/s\r\n" in text
+
+
+CLOSED = {">&-": "Bad file descriptor", ">/dev/full": "No space left on device"}
+
+
+def shell(command: str, store: Path, redirect: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
+    """The command line through a shell, which can close a stream."""
+    env = {**os.environ, "PYTHONPATH": str(ROOT), "KVSTORE_DIR": str(store), "PYTHON": sys.executable}
+    return subprocess.run(
+        ["sh", "-c", f'"$PYTHON" -m kvstore.cli {command} {redirect}'], text=True, capture_output=True, check=False,
+        env=env, cwd=cwd,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("redirect", CLOSED)
+@pytest.mark.parametrize("command", ["info", "show long --raw manifest", "ls --json", "--help", "ls -h", "--version"])
+def test_a_result_that_cannot_be_written_is_an_error(filled_store: Path, command: str, redirect: str) -> None:
+    done = shell(command, filled_store, redirect)
+    message = f"standard output cannot be written: {CLOSED[redirect]}"
+    assert done.returncode == 1
+    if "--json" in command:
+        assert checked(done.stderr)["error"]["message"] == message
+    else:
+        assert done.stderr == f"error: {message} [STORE_IO]\n"
+    # Both at once: nothing can be said, and the exit code is the same.
+    both = shell(command, filled_store, f"{redirect} 2{redirect}")
+    assert (both.returncode, both.stderr) == (1, "")
+
+
+@pytest.mark.parametrize("redirect", CLOSED)
+@pytest.mark.parametrize(("command", "code"), [("ls -q", 0), ("show nothing", 3), ("ls --no", 2), ("ls -vv x", 2)])
+def test_a_message_that_cannot_be_written_changes_nothing(
+    filled_store: Path, command: str, code: int, redirect: str
+) -> None:
+    done = shell(command, filled_store, f"2{redirect}")
+    assert (done.returncode, done.stderr) == (code, "")
+    assert done.stdout.startswith("sha256:") == (code == 0)
+
+
+def test_standard_input_that_is_closed_cannot_be_read(filled_store: Path, model: Path) -> None:
+    done = shell(f"match --model {model} --tokens -", filled_store, "<&-")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == "error: the token ids - cannot be read: Bad file descriptor [USAGE]\n"
+
+
+def test_a_file_never_gets_the_number_of_a_closed_stream(tmp_path: Path) -> None:
+    """A library's message would be written into it."""
+    program = "import os; os.write(2, b'oops'); os.write(2, b'oops')"
+    script = f"from kvstore.cli import main as m\nimport kvstore.cli.__main__ as p\np._open_streams()\n{program}\n"
+    script += f"file = open({str(tmp_path / 'file')!r}, 'w')\nassert file.fileno() > 2\n"
+    done = subprocess.run(
+        ["sh", "-c", '"$PYTHON" -c "$SCRIPT" <&- >&- 2>&-'], check=False,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "PYTHON": sys.executable, "SCRIPT": script},
+    )  # fmt: skip
+    assert done.returncode == 0
