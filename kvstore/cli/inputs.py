@@ -45,7 +45,7 @@ def model_options(*, required: bool) -> Callable[[F], F]:
 
 prompt_options = stacked(
     click.option("--prompt", metavar="FILE|-", help="File with the prompt's text; - reads standard input."),
-    click.option("--tokens", metavar="FILE|-", help="File with token ids: a JSON array, or integers."),
+    click.option("--tokens", metavar="FILE|-", help="File or pipe with token ids: a JSON array, or integers."),
     click.option("--messages", metavar="FILE|-", help="File with chat messages: a JSON array of objects."),
     click.option("--chat", is_flag=True, help="Read the prompt as a user message in the model's chat template."),
     click.option("--generation-prompt", is_flag=True, help="After the messages, let the assistant's turn begin."),
@@ -192,6 +192,7 @@ def _from_json(source: str, text: str) -> list[int]:
 
 
 def _read(source: str, what: str) -> bytes:
+    """What a file holds, or a pipe gives: ``--tokens <(program)`` names one. No more is read than may be there."""
     try:
         if source == _STDIN:
             data = sys.stdin.buffer.read(_MAX_TOKEN_FILE + 1)
@@ -200,6 +201,8 @@ def _read(source: str, what: str) -> bytes:
                 data = file.read(_MAX_TOKEN_FILE + 1)
     except OSError as error:
         raise fail("USAGE", f"the {what} {source} cannot be read: {error.strerror}") from error
+    except ValueError as error:
+        raise fail("USAGE", f"the {what} {source} cannot be read: that is no path") from error
     if len(data) > _MAX_TOKEN_FILE:
         raise fail("USAGE", f"the {what} {source}", expected=f"at most {_MAX_TOKEN_FILE} bytes", found="more")
     return data

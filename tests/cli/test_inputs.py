@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import threading
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import click
@@ -9,7 +13,7 @@ import pytest
 
 from kvstore.cli import inputs
 from kvstore.cli.get import get
-from kvstore.cli.inputs import encode_prompt, read_prompt, read_token_ids
+from kvstore.cli.inputs import encode_prompt, read_messages, read_prompt, read_token_ids
 from kvstore.errors import InvalidError, UsageError
 from kvstore.format.kinds import QUANTIZATION_BITS, QUANTIZATION_GROUPS
 from kvstore.runtime.prompt_shapes import SHAPES
@@ -45,6 +49,40 @@ def test_a_file_that_is_not_there_is_a_wrong_call(tmp_path: Path) -> None:
     for read in (read_token_ids, read_prompt):
         with pytest.raises(UsageError):
             read(str(tmp_path / "none"))
+
+
+@pytest.mark.parametrize("read", [read_token_ids, read_prompt, read_messages])
+def test_a_pipe_is_read_to_its_end_and_not_beyond_the_limit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, read: Callable[[str], object]
+) -> None:
+    """What a shell makes of ``<(program)``; a program without end is not waited for."""
+    pipe, text = tmp_path / "pipe", '[{"role": "user"}]' if read is read_messages else "1 2 3"
+    os.mkfifo(pipe)
+
+    def write(data: bytes) -> None:
+        with suppress(BrokenPipeError), pipe.open("wb", buffering=0) as file:
+            for at in range(len(data)):
+                file.write(data[at : at + 1])
+
+    for data in (text.encode(), b"1 " * 40):
+        writer = threading.Thread(target=write, args=(data,))
+        writer.start()
+        if data == text.encode():
+            assert read(str(pipe)) in ([1, 2, 3], "1 2 3", [{"role": "user"}])
+        else:
+            monkeypatch.setattr(inputs, "_MAX_TOKEN_FILE", 64)
+            with pytest.raises(UsageError, match="at most 64 bytes"):
+                read(str(pipe))
+        writer.join()
+    with pytest.raises(UsageError, match="at most 64 bytes"):
+        read("/dev/zero")
+
+
+@pytest.mark.parametrize("read", [read_token_ids, read_prompt, read_messages])
+@pytest.mark.parametrize("name", ["a\0b", "\ud800", "x" * 300, ".", "none/" * 1000])
+def test_what_is_no_file_is_a_wrong_call(tmp_path: Path, read: Callable[[str], object], name: str) -> None:
+    with pytest.raises(UsageError, match="cannot be read"):
+        read(f"{tmp_path}/{name}")
 
 
 def test_a_prompt_must_be_utf8(tmp_path: Path) -> None:
