@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Final
 
 from kvstore.format.digest import Digest, digest_hex
-from kvstore.store.fs import make_dir, os_errors, publish_file, read_file, remove_file
+from kvstore.store.fs import list_files, make_dir, os_errors, publish_file, read_file, remove_file
 from kvstore.store.quarantine import clear_place
 from kvstore.store.temp import Session
 
@@ -72,8 +72,7 @@ class Documents:
     def files(self) -> Iterator[tuple[Path, Digest | None]]:
         """Every file, with the digest that its name states, or None for a foreign file."""
         with os_errors("listing documents"):
-            for path in sorted(self.root.glob("**/*")):
-                if path.is_file():
-                    match = _NAME.fullmatch(path.name)
-                    ours = match is not None and path.parent == self.root / match[1][:2]
-                    yield path, Digest(f"sha256:{match[1]}") if match is not None and ours else None
+            for path in list_files(self.root):
+                match = _NAME.fullmatch(path.name)
+                ours = match is not None and path.parent == self.root / match[1][:2]
+                yield path, Digest(f"sha256:{match[1]}") if match is not None and ours else None

@@ -23,8 +23,8 @@ from kvstore.format.digest import Readable
 from kvstore.store.parallel import wait_parallel
 
 __all__ = [
-    "DIR_MODE", "FILE_MODE", "make_dir", "open_plain", "os_error", "os_errors", "plain_stat", "publish_file",
-    "publish_new", "read_file", "remove_file", "replace_file", "sync_path", "sync_paths", "write_file",
+    "DIR_MODE", "FILE_MODE", "list_files", "make_dir", "open_plain", "os_error", "os_errors", "plain_stat",
+    "publish_file", "publish_new", "read_file", "remove_file", "replace_file", "sync_path", "sync_paths", "write_file",
 ]  # fmt: skip
 
 DIR_MODE: Final = 0o700
@@ -67,6 +67,23 @@ def os_errors(what: str, *, writing: bool = False) -> Iterator[None]:
         yield
     except OSError as error:
         raise os_error(error, what, writing=writing) from error
+
+
+def list_files(root: Path) -> Iterator[Path]:
+    """Every file below a directory, in order of names; what cannot be listed is an error, not as if it were empty.
+
+    Raises:
+        OSError: as the system gave it.
+    """
+    for folder, folders, files in os.walk(root, onerror=_reraise):
+        folders.sort()
+        yield from (Path(folder) / name for name in sorted(files))
+
+
+def _reraise(error: OSError) -> None:
+    # A directory that was removed between its listing and its reading holds nothing.
+    if not isinstance(error, FileNotFoundError):
+        raise error
 
 
 def sync_fd(fd: int, *, full: bool = False) -> None:

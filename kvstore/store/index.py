@@ -98,6 +98,7 @@ class Index:
                 self._begin(connection, checkpoint)
                 yield connection
                 connection.commit()
+                self._require_same_file(connection)
         finally:
             # Rolls back whatever was not committed.
             connection.close()
@@ -133,8 +134,11 @@ class Index:
                     raise
             else:
                 break
+        self._require_same_file(connection)
+
+    def _require_same_file(self, connection: sa.Connection) -> None:
+        """Rows written to an index that somebody has replaced are lost: they must not be acknowledged."""
         if connection.info["file"] != _identity(self.path):
-            # Waited for the lock of an index that somebody has replaced since: rows written there would be lost.
             raise fail("STORE_BUSY", f"the index at {self.path} was replaced just now", fix="Try again.")
 
     def _open(self) -> sa.Engine:
@@ -152,7 +156,7 @@ class Index:
 
     def _make_engine(self) -> sa.Engine:
         engine = sa.create_engine(
-            "sqlite://", creator=self._connect, poolclass=sa.QueuePool, pool_size=4, max_overflow=-1
+            "sqlite://", creator=self._connect_or_make, poolclass=sa.QueuePool, pool_size=4, max_overflow=-1
         )
 
         @sa.event.listens_for(engine, "connect")
@@ -170,6 +174,16 @@ class Index:
             connection.exec_driver_sql(f"BEGIN {mode}")
 
         return engine
+
+    def _connect_or_make(self) -> sqlite3.Connection:
+        """A connection; where the file went between the look for it and its opening, to what is made in its place."""
+        try:
+            return self._connect()
+        except sqlite3.OperationalError as error:
+            if _primary(error) != sqlite3.SQLITE_CANTOPEN or self.on_missing is None:
+                raise
+            self.on_missing()
+            return self._connect()
 
 
 def once() -> Callable[[], None]:
@@ -226,6 +240,9 @@ _CODES: Final = {
 def database_error(error: BaseException | None, path: Path) -> KVStoreError:
     """The typed error for a database error; the caller raises it."""
     code, fix = _CODES.get(_primary(error), ("STORE_IO", ""))
+    if getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_IOERR_SHMSIZE:
+        # The log's shared memory is a file, too, and SQLite has no other word for a volume without room for it.
+        code, fix = _CODES[sqlite3.SQLITE_FULL]
     if isinstance(error, UnicodeDecodeError) or (type(error) is sqlite3.OperationalError and _primary(error) < 0):
         # Text in the file that is none: found by Python's module, which has no code of SQLite's for it.
         code, fix = _CODES[sqlite3.SQLITE_CORRUPT]

@@ -19,6 +19,7 @@ from typing import Any, Final, Protocol
 from kvstore.format.digest import Digest, digest_hex
 from kvstore.format.object import ObjectParts
 from kvstore.store.fs import (
+    list_files,
     make_dir,
     open_plain,
     os_error,
@@ -211,14 +212,14 @@ class LocalObjects:
     def paths(self) -> Iterator[tuple[str, ObjectName | None]]:
         """Every file below ``objects/``."""
         with os_errors("listing objects"):
-            for folder, _, files in os.walk(self._root):
-                for file in sorted(files):
-                    path = (Path(folder) / file).relative_to(self._root).as_posix()
-                    yield path, parse_object_name(path)
+            for file in list_files(self._root):
+                path = file.relative_to(self._root).as_posix()
+                yield path, parse_object_name(path)
 
     def _path(self, name: ObjectName) -> Path:
         return self._root / name.path
 
 
 def _identity(status: os.stat_result) -> str:
-    return f"{status.st_dev}-{status.st_ino}-{status.st_size}-{status.st_mtime_ns}"
+    # Who changes a file's bytes can set the time of modification back, but not that of the last change of status.
+    return f"{status.st_dev}-{status.st_ino}-{status.st_size}-{status.st_mtime_ns}-{status.st_ctime_ns}"

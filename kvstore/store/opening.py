@@ -14,8 +14,9 @@ from kvstore.errors import KVStoreError, fail
 from kvstore.format.digest import Digest
 from kvstore.store.config import Paths, StoreConfig, ensure_layout, open_config, write_config
 from kvstore.store.documents import Documents
-from kvstore.store.fs import os_errors, sync_paths
+from kvstore.store.fs import list_files, os_errors, sync_paths
 from kvstore.store.index import DEFAULT_LOCK_TIMEOUT, Index, database_error
+from kvstore.store.index_swap import index_lock, is_clear
 from kvstore.store.locations import Locations
 from kvstore.store.objects import LocalObjects, ObjectBackend
 from kvstore.store.sqlite_file import check_file, connect, make_file, readable_copy
@@ -124,21 +125,38 @@ def open_store(
         ensure_layout(paths)
         sweep_sessions(paths.tmp)
         ensure_index(paths)
-    _check(paths.index, read_only=False)
+        try:
+            _check(paths.index, read_only=False)
+        except KVStoreError as error:
+            if error.code not in ("STORE_UNREADABLE", "STORE_IO"):
+                raise
+            # Another process may be exchanging it just now, or somebody has deleted it while it was opened:
+            # SQLite calls that an error of the disk. A disk that fails does so the second time, too.
+            ensure_index(paths)
+            _check(paths.index, read_only=False)
     return Opened(paths, config, Index(paths.index, full=full, lock_timeout=lock_timeout), full=full)
 
 
 def ensure_index(paths: Paths) -> None:
-    """Make the index where it is not there, from the manifests if there are any. Raises OSError."""
+    """Make the index where it is not there, from what the store holds. Raises OSError and typed errors."""
     if paths.index.exists():
         return
-    if any(paths.manifests.glob("*/*.json")):
-        from kvstore.store.rebuild import rebuild_index
+    with index_lock(paths):
+        # Another process may have made it, and written to it, while this one waited.
+        if paths.index.exists():
+            return
+        if _holds_entries(paths) or not is_clear(paths):
+            from kvstore.store.rebuild import rebuild_locked
 
-        rebuild_index(paths.root)
-        return
-    with Session(paths.tmp) as session:
-        make_index(paths.index, session)
+            rebuild_locked(paths)
+            return
+        with Session(paths.tmp) as session:
+            make_index(paths.index, session)
+
+
+def _holds_entries(paths: Paths) -> bool:
+    """Whether there is a manifest. A folder that cannot be listed raises OSError: it may hold some."""
+    return any(path.suffix == ".json" for path in list_files(paths.manifests))
 
 
 def _device(path: Path) -> int | None:

@@ -7,9 +7,7 @@ its files stay where they are. Other writers wait meanwhile.
 
 from __future__ import annotations
 
-import sqlite3
-import time
-from contextlib import ExitStack, closing, suppress
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -28,8 +26,9 @@ from kvstore.limits import MAX_MANIFEST_BYTES, MAX_RECEIPT_BYTES
 from kvstore.store.clock import text_micros
 from kvstore.store.config import Paths, open_config
 from kvstore.store.entries import annotate_entry
-from kvstore.store.fs import make_dir, os_errors, publish_new, sync_path
-from kvstore.store.index import DEFAULT_LOCK_TIMEOUT, Index, database_error
+from kvstore.store.fs import os_errors
+from kvstore.store.index import Index
+from kvstore.store.index_swap import index_lock, lock_old, old_index, swap_index
 from kvstore.store.locations import find_locations
 from kvstore.store.objects import ObjectName, Staged
 from kvstore.store.opening import Opened, make_index
@@ -37,10 +36,9 @@ from kvstore.store.put import Put
 from kvstore.store.rows import Choice, write_entry, write_objects
 from kvstore.store.salvage import Salvage, salvage, storable
 from kvstore.store.schema import receipts
-from kvstore.store.sqlite_file import check_file, connect
 from kvstore.store.temp import Session
 
-__all__ = ["Rebuilt", "rebuild_index"]
+__all__ = ["Rebuilt", "rebuild_index", "rebuild_locked"]
 
 
 @dataclass(slots=True)
@@ -68,9 +66,15 @@ def rebuild_index(root: Path) -> Rebuilt:
         StoreError, SpaceError, BusyError: of the store.
     """
     paths = Paths(root)
-    config = open_config(root, create=False)
-    with os_errors(f"rebuilding the index of {root}", writing=True), ExitStack() as stack:
-        old = _lock_old(paths.index, stack)
+    with os_errors(f"rebuilding the index of {root}", writing=True), index_lock(paths):
+        return rebuild_locked(paths)
+
+
+def rebuild_locked(paths: Paths) -> Rebuilt:
+    """As :func:`rebuild_index`, for who holds the lock; raises OSError, too."""
+    config = open_config(paths.root, create=False)
+    with ExitStack() as stack:
+        old = lock_old(old_index(paths), stack)
         session = stack.enter_context(Session(paths.tmp))
         fresh = session.path / paths.index.name
         make_index(fresh, session)
@@ -79,44 +83,8 @@ def rebuild_index(root: Path) -> Rebuilt:
             result = _fill(opened, salvage(old))
         finally:
             opened.index.close()
-        _swap(paths, fresh)
+        swap_index(paths, fresh)
     return result
-
-
-def _lock_old(index: Path, stack: ExitStack) -> sqlite3.Connection | None:
-    """The old index with its write lock held, or None where it is gone or past reading."""
-    if not index.exists():
-        return None
-    try:
-        connection = stack.enter_context(closing(connect(index, timeout=DEFAULT_LOCK_TIMEOUT)))
-        check_file(index, connection, read_only=False)
-        connection.execute("BEGIN IMMEDIATE")
-    except (sqlite3.Error, UnicodeDecodeError) as error:
-        typed = database_error(error, index)
-        if typed.code != "STORE_CORRUPT":
-            raise typed from error
-        return None
-    except KVStoreError as error:
-        if error.code != "STORE_CORRUPT":
-            raise
-        return None
-    return connection
-
-
-def _swap(paths: Paths, fresh: Path) -> None:
-    """Set the old files aside and give the new one the name.
-
-    The old log must go too, or it would be taken for the new file's. Connections to the old index
-    notice that the file was replaced, and SQLite leaves the names alone when they are closed.
-    """
-    stamp = time.time_ns()
-    make_dir(paths.quarantine)
-    for suffix in ("", "-wal", "-shm"):
-        with suppress(FileNotFoundError):
-            Path(f"{paths.index}{suffix}").replace(paths.quarantine / f"{stamp}-{paths.index.name}{suffix}")
-    sync_path(fresh)
-    publish_new(fresh, paths.index)
-    sync_path(paths.root)
 
 
 def _fill(opened: Opened, old: Salvage) -> Rebuilt:
