@@ -1,8 +1,8 @@
 """Reading entries: manifest, token ids, objects, each proved to be what its name says.
 
 Verification ``auto``: the first read of an object file in a store checks its stored
-digest and remembers that with the file's identity (device, inode, size, modification
-time); later reads rest on the frame checksums. ``always`` also decodes the payload and
+digest and remembers that with the file's identity (device, inode, size, times of
+modification and change); later reads rest on the frame checksums. ``always`` also decodes the payload and
 checks its digest, every time.
 """
 
@@ -23,6 +23,7 @@ from kvstore.format.object import ObjectReader, parse_object
 from kvstore.format.prefix import TokenIds
 from kvstore.limits import MAX_MANIFEST_BYTES
 from kvstore.store.damage import flag_entry, mark_missing, quarantine
+from kvstore.store.findings import REBUILD
 from kvstore.store.locations import Location, find_locations, locations_of_entry
 from kvstore.store.naming import entry_key
 from kvstore.store.objects import ObjectName, StoredObject
@@ -223,7 +224,13 @@ def _check_stored(opened: Opened, namespace: str, location: Location, stored: St
 
 
 def _check_size(opened: Opened, namespace: str, location: Location, stored: StoredObject) -> None:
+    """The name proves the bytes, not the row: where they disagree, the digest says which of them is wrong."""
     if len(stored.data) != location.stored_size:
+        if _digest(stored) == location.name.stored:
+            raise fail(
+                "STORE_CORRUPT", f"the size of {location.name.path} in the index", expected=len(stored.data),
+                found=location.stored_size, fix=REBUILD,
+            )  # fmt: skip
         error = fail(
             "STORED_SIZE_MISMATCH", f"the size of {location.name.path}", expected=location.stored_size,
             found=len(stored.data), fix="Put the cache again.",
