@@ -14,8 +14,9 @@ import shutil
 import sys
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, wait
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Final, Self
 
@@ -110,41 +111,58 @@ def _remove(path: Path) -> None:
 
 def sweep_sessions(tmp: Path, *, young: float = _YOUNG) -> int:
     """Remove what dead processes left in ``tmp``; returns how many sessions that were."""
-    garbage = garbage_sessions(tmp, young=young)
-    for path in garbage:
-        shutil.rmtree(path, ignore_errors=True)
-    return len(garbage)
+    swept = 0
+    for path in _listed(tmp):
+        # Held to the end, so that nobody takes what is half removed for a session of his own.
+        with _claimed(path, young, fcntl.LOCK_EX) as ended:
+            if ended:
+                shutil.rmtree(path, ignore_errors=True)
+                swept += 1
+    return swept
 
 
 def garbage_sessions(tmp: Path, *, young: float = _YOUNG) -> list[Path]:
     """Sessions whose process is gone."""
-    try:
-        return [path for path in sorted(tmp.iterdir()) if _is_garbage(path, young)]
-    except FileNotFoundError:
-        return []
+    return [path for path in _listed(tmp) if _has_ended(path, young)]
 
 
 def is_live(path: Path) -> bool:
     """Whether the process that made a session has not ended, as far as locks can tell."""
-    return path.is_dir() and not _is_garbage(path, 0.0)
+    return path.is_dir() and not _has_ended(path, 0.0)
 
 
-def _is_garbage(path: Path, young: float) -> bool:
+def _listed(tmp: Path) -> list[Path]:
+    try:
+        return sorted(tmp.iterdir())
+    except FileNotFoundError:
+        return []
+
+
+def _has_ended(path: Path, young: float) -> bool:
+    # A shared lock: two that look at the same time must not take each other for the owner.
+    with _claimed(path, young, fcntl.LOCK_SH) as ended:
+        return ended
+
+
+@contextmanager
+def _claimed(path: Path, young: float, kind: int) -> Iterator[bool]:
+    """Whether a session's process is gone; if it is, the session is locked meanwhile."""
     boot, pid, *_ = [*path.name.split("-"), "", ""]
     if boot != boot_id():
-        return path.is_dir()
+        yield path.is_dir()
+        return
     try:
         age = time.time() - path.stat().st_mtime
     except FileNotFoundError:
-        return False
+        yield False
+        return
     alive = pid.isdecimal() and _alive(int(pid))
-    if alive and age < young:
-        return False
-    fd, held = _lock(path)
-    if fd < 0:
-        return False
-    os.close(fd)
-    return held or not alive or age > _OLD
+    fd, held = (-1, False) if alive and age < young else _lock(path, kind)
+    try:
+        yield fd >= 0 and (held or not alive or age > _OLD)
+    finally:
+        if fd >= 0:
+            os.close(fd)
 
 
 def _alive(pid: int) -> bool:
@@ -158,7 +176,7 @@ def _alive(pid: int) -> bool:
     return True
 
 
-def _lock(path: Path) -> tuple[int, bool]:
+def _lock(path: Path, kind: int = fcntl.LOCK_EX) -> tuple[int, bool]:
     """Open a directory and lock it.
 
     Returns:
@@ -171,7 +189,7 @@ def _lock(path: Path) -> tuple[int, bool]:
         return -1, False
     held = True
     try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(fd, kind | fcntl.LOCK_NB)
     except BlockingIOError:
         os.close(fd)
         return -1, False
