@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
 from pathlib import Path
 
 import pytest
 
 from kvstore.store.fs import os_error, publish_new, write_file
-from kvstore.store.temp import Session, boot_id, sweep_sessions
+from kvstore.store.temp import Session, boot_id, garbage_sessions, is_live, sweep_sessions
 
 
 @pytest.mark.parametrize(
@@ -63,3 +64,20 @@ def test_dead_sessions_are_swept_and_living_ones_are_not(tmp_path: Path) -> None
         assert list(tmp_path.iterdir()) == [session.path]
     assert list(tmp_path.iterdir()) == []
     assert sweep_sessions(tmp_path / "none") == 0
+
+
+def test_two_who_look_at_a_dead_session_do_not_take_each_other_for_its_owner(tmp_path: Path) -> None:
+    dead = tmp_path / f"{boot_id()}-999999999-00"
+    dead.mkdir()
+    fd = os.open(dead, os.O_RDONLY)
+    try:
+        # As another process that looks, too.
+        fcntl.flock(fd, fcntl.LOCK_SH)
+        assert not is_live(dead)
+        assert garbage_sessions(tmp_path) == [dead]
+        # As one that removes it: nobody else may.
+        fcntl.flock(fd, fcntl.LOCK_EX)
+        assert sweep_sessions(tmp_path) == 0
+    finally:
+        os.close(fd)
+    assert sweep_sessions(tmp_path) == 1

@@ -12,6 +12,8 @@ import pytest
 from kvstore.errors import KVStoreError
 from kvstore.format.digest import Digest, sha256_digest
 from kvstore.store.entry_store import EntryStore
+from kvstore.store.objects import parse_object_name
+from kvstore.store.rebuild import rebuild_index
 from tests.builders import MadeEntry, make_entry
 from tests.store.kit import child, clean, code_of, files, flip, object_file, overwrite, put, read_back
 
@@ -126,10 +128,8 @@ def test_a_file_that_comes_back_is_read_again(store: EntryStore, made: MadeEntry
     read_back(store, made)
 
 
-def test_the_first_read_is_remembered_and_the_frame_checksums_watch_from_then_on(tmp_path: Path) -> None:
-    """A change that keeps size and time is not seen by the stored digest again, but never gives wrong data."""
-    import os
-
+def test_a_change_after_the_first_read_never_gives_wrong_data(tmp_path: Path) -> None:
+    """Though size and time of modification stay as they were."""
     made = make_entry(3, 600)
     with EntryStore.open(tmp_path) as store:
         put(store, made)
@@ -141,7 +141,6 @@ def test_the_first_read_is_remembered_and_the_frame_checksums_watch_from_then_on
         # In the data of a frame: header and frame table have digests of their own.
         flip(path, path.stat().st_size // 2)
         os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
-        # The decoder finds it, and the digest then proves whose fault it was.
         assert code_of(read_back, store, made) == "STORED_DIGEST_MISMATCH"
         assert not path.exists()
         assert hit(store, made) is None
@@ -260,6 +259,8 @@ def test_too_few_file_descriptors_harm_nothing(store: EntryStore, made: MadeEntr
     script = """
 import os, resource, sys
 from kvstore.store.entry_store import EntryStore
+from kvstore.store.objects import parse_object_name
+from kvstore.store.rebuild import rebuild_index
 from tests.builders import make_entry
 from tests.store.kit import code_of, read_back
 made = make_entry(1, 600)
@@ -278,3 +279,36 @@ with EntryStore.open(sys.argv[1]) as store:
     assert files(store.root) == before
     assert not store.info(made.entry_id).damaged
     read_back(store, made)
+
+
+@pytest.mark.parametrize("size", [-1, 0, 1, 2**62])
+def test_a_row_that_states_a_wrong_size_does_not_condemn_the_object(
+    store: EntryStore, made: MadeEntry, size: int
+) -> None:
+    """The object's name proves its bytes; the row proves nothing. A new index mends it."""
+    path = object_file(store, made)
+    with store._opened.index.write() as connection:
+        connection.exec_driver_sql(f"UPDATE objects SET stored_size = {size}")
+    assert code_of(read_back, store, made) == "STORE_CORRUPT"
+    assert path.exists()
+    assert not (store.root / "quarantine").exists() or not any((store.root / "quarantine").iterdir())
+    rebuild_index(store.root)
+    read_back(store, made)
+    clean(store)
+
+
+def test_a_change_in_place_is_another_copy_even_where_the_time_was_set_back(
+    store: EntryStore, made: MadeEntry
+) -> None:
+    """What was remembered as verified is then verified again, by the digest of all that is stored."""
+    read_back(store, made)
+    path = object_file(store, made)
+    name = parse_object_name(path.relative_to(store.root / "objects").as_posix())
+    assert name is not None
+    before, status = store._opened.objects.identify(name), path.stat()
+    assert before == store._opened.objects.identify(name)
+    flip(path, status.st_size // 2)
+    os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
+    assert (path.stat().st_ino, path.stat().st_mtime_ns) == (status.st_ino, status.st_mtime_ns)
+    assert before != store._opened.objects.identify(name)
+    assert code_of(read_back, store, made) == "STORED_DIGEST_MISMATCH"
