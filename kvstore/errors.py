@@ -23,6 +23,7 @@ was found and what to do.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, ClassVar
 
 from kvstore.codes import CODES
@@ -30,7 +31,7 @@ from kvstore.codes import CODES
 __all__ = [
     "BusyError", "CancelledError", "IncompatibleError", "IntegrityError", "InvalidError",
     "KVStoreError", "NotFoundError", "SpaceError", "StoreError", "UnsupportedError",
-    "UsageError", "fail",
+    "UsageError", "fail", "require_choice",
 ]  # fmt: skip
 
 
@@ -148,6 +149,16 @@ def fail(
     if fix:
         message += f". {fix}"
     return _CLASSES[CODES[code].error](code, message, detail)
+
+
+def require_choice(what: str, value: object, choices: Sequence[str]) -> None:
+    """Refuse a word that is none of ``choices``: one that is misspelt must not pass for a default.
+
+    Raises:
+        UsageError: USAGE.
+    """
+    if not isinstance(value, str) or value not in choices:
+        raise fail("USAGE", what, expected=list(choices), found=value if isinstance(value, str) else repr(value)[:80])
 
 
 def _words(expected: Any) -> str:

@@ -16,9 +16,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Final, Literal
+from typing import Final, Literal, get_args
 
-from kvstore.errors import fail
+from kvstore.errors import fail, require_choice
 from kvstore.format.digest import Digest, tagged_digest
 from kvstore.format.json import Json, canonical_bytes
 from kvstore.format.layers import LayerRecord, leaves
@@ -69,6 +69,10 @@ class Wanted:
     policy: Policy = "strict"
     signature: Signature | None = None
     method: str | None = None
+
+    def __post_init__(self) -> None:
+        """Refuse a policy that is none. Raises USAGE."""
+        require_choice("policy", self.policy, get_args(Policy))
 
 
 def signature(layers: tuple[LayerRecord, ...]) -> dict[str, dict[str, Json]]:

@@ -130,23 +130,27 @@ def _dump(value: Json, what: str) -> bytes:
 
 
 def _check(value: Json, depth: int) -> None:
-    """Refuse on write what a reader would refuse."""
+    """Refuse on write what a reader would refuse, and what is no JSON at all."""
     if isinstance(value, float):
         raise fail("JSON_FLOAT", "a number is a float", found=value, fix="Write fractions as text.")
     if isinstance(value, int) and not isinstance(value, bool) and abs(value) > MAX_EXACT_INT:
         raise fail("JSON_NUMBER_RANGE", "an integer is too large", expected="at most 2^53-1", found=value)
-    if isinstance(value, (dict, list)) and depth > MAX_JSON_DEPTH:
+    if isinstance(value, (dict, list, tuple)) and depth > MAX_JSON_DEPTH:
         raise fail("JSON_TOO_DEEP", "nesting is too deep", expected=f"at most {MAX_JSON_DEPTH}", found=depth)
     if isinstance(value, dict):
         for key, item in value.items():
             _check_key(key)
             _check(item, depth + 1)
-    elif isinstance(value, list):
+    elif isinstance(value, (list, tuple)):
         for item in value:
             _check(item, depth + 1)
+    elif value is not None and not isinstance(value, (str, int)):
+        raise fail("USAGE", "a value", expected="a JSON value", found=type(value).__name__)
 
 
 def _check_key(key: str) -> None:
+    if not isinstance(key, str):
+        raise fail("USAGE", "a key", expected="text", found=repr(key)[:80])
     if not key.isascii():
         raise fail("JSON_KEY_NOT_ASCII", "a key has a character outside ASCII", found=key)
 

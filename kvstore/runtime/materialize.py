@@ -13,7 +13,7 @@ from contextlib import closing
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from kvstore.errors import fail
+from kvstore.errors import fail, require_choice
 from kvstore.format.compat import Policy, Wanted, mismatches, require_compatible
 from kvstore.format.layout import Buffer, Layout
 from kvstore.format.manifest import Manifest
@@ -152,6 +152,7 @@ def fill(
         CancelledError: CANCELLED.
         KVStoreError: MATERIALIZE_FAILED where MLX could not make the arrays.
     """
+    require_choice("verification", verification, ("auto", "always"))
     buffers = _allocate(plan)
     jobs = list(plan_jobs(plan.manifest, buffers))
     total, done = sum(job.ref.size for job in jobs), 0

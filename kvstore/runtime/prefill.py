@@ -61,10 +61,13 @@ def prefill(
 
     Raises:
         InvalidError: CACHE_EMPTY where there are no ids; TOKEN_ID_RANGE, also for an id that the model does not have.
-        UsageError: USAGE where the model cannot have its caches quantized, or for a checkpoint without the other half.
+        UsageError: USAGE where the model cannot have its caches quantized, for a checkpoint without the other half, or
+            for a count of tokens that is none.
     """
-    if (checkpoint_every is None) != (checkpoint is None) or (checkpoint_every is not None and checkpoint_every < 1):
-        raise fail("USAGE", "prefill", expected="checkpoint_every, at least 1, and checkpoint; or neither")
+    _require_count("step", step)
+    _require_count("checkpoint_every", checkpoint_every)
+    if (checkpoint_every is None) != (checkpoint is None):
+        raise fail("USAGE", "prefill", expected="checkpoint_every and checkpoint, or neither", found="one")
     ids = as_token_ids(token_ids)
     if ids.size == 0:
         raise fail("CACHE_EMPTY", "there are no token ids", fix="Give a prompt of at least one token.")
@@ -100,6 +103,11 @@ def prefill(
 def default_step() -> int:
     """Tokens for each evaluation: as mlx_lm does on a GPU, few on a CPU so that progress is seen."""
     return _GPU_STEP if mx.default_device().type == mx.DeviceType.gpu else _CPU_STEP
+
+
+def _require_count(what: str, count: Any) -> None:
+    if count is not None and (type(count) is not int or count < 1):
+        raise fail("USAGE", f"prefill: {what}", expected="a count of tokens, at least 1", found=repr(count)[:80])
 
 
 def _require_embedded(module: Any, ids: TokenIds) -> None:

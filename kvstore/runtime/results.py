@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
+from kvstore.errors import fail
 from kvstore.format.digest import Digest
 from kvstore.format.json import Json
 from kvstore.format.manifest import Manifest
@@ -100,9 +101,11 @@ class Restored:
 
 
 def entry_of(source: Hit | Restored | Receipt) -> Digest | None:
-    """The entry that a cache was found in, loaded from, or put as; None for a miss."""
+    """The entry that a cache was found in, loaded from, or put as; None for a miss. Raises USAGE for anything else."""
     if isinstance(source, Hit):
         return source.entry_id
+    if not isinstance(source, (Restored, Receipt)):
+        raise fail("USAGE", "base", expected="a hit, a load or a receipt", found=type(source).__name__)
     return source.receipt.subject if isinstance(source, Restored) else source.subject
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, Self
 
-from kvstore.errors import KVStoreError, NotFoundError, fail
+from kvstore.errors import KVStoreError, NotFoundError, fail, require_choice
 from kvstore.format.compat import Policy, signature
 from kvstore.format.digest import Digest
 from kvstore.format.json import Json
@@ -37,11 +37,12 @@ from kvstore.runtime.prefix_proof import require_prefix
 from kvstore.runtime.probe import CacheOptions
 from kvstore.runtime.probes import Probes
 from kvstore.runtime.results import Details, Hit, Restored, entry_of
-from kvstore.store.entries import EntryInfo
+from kvstore.store.entries import EntryInfo, check_annotations
 from kvstore.store.entry_store import EntryStore
 from kvstore.store.explain import Asked
 from kvstore.store.findings import Report
 from kvstore.store.leases import LEASE_SECONDS, Lease, refreshing
+from kvstore.store.naming import parse_label
 from kvstore.store.read import Verification
 from kvstore.store.remove import Removed
 
@@ -115,11 +116,18 @@ class Store:
             The write receipt; its subject is the entry id. With ``skip`` it may be that of a longer entry.
 
         Raises:
-            InvalidError: CACHE_EMPTY, CACHE_INCONSISTENT, CACHE_BATCHED, TOKEN_ID_RANGE.
+            UsageError: USAGE, LABEL_INVALID.
+            InvalidError: CACHE_EMPTY, CACHE_INCONSISTENT, CACHE_BATCHED, TOKEN_ID_RANGE; FIELD_RANGE, JSON_* for
+                annotations.
             UnsupportedError: CACHE_CLASS_UNKNOWN, DTYPE_UNSUPPORTED.
             IncompatibleError: MODEL_UNBOUND, BINDING_MISMATCH.
             StoreError, SpaceError, BusyError, CancelledError: from the store.
         """
+        require_choice("if_covered", if_covered, ("store", "skip"))
+        before = None if base is None else entry_of(base)
+        check_annotations({} if annotations is None else annotations)
+        if label is not None:
+            parse_label(label)
         identity, layers = identity_of(model), describe(cache)
         made = self._probes.layers(model)
         if made is not None:
@@ -129,7 +137,6 @@ class Store:
             there = covering_receipt(self.entries, asked, method, label=label, annotations=annotations)
             if there is not None:
                 return there
-        before = None if base is None else entry_of(base)
         known = self._bases.get(before) if before is not None else Base() if remember else None
         names = {_NAME_NOTE + name: text for name, text in identity.names.items()}
         with self._kept(before) as lease, self.entries.staging(

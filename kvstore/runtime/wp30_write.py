@@ -16,7 +16,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from kvstore.errors import KVStoreError, fail
+from kvstore.errors import KVStoreError, fail, require_choice
 from kvstore.format.foreign_tensors import emit_foreign_header
 from kvstore.format.layers import LayerRecord, TensorRecord
 from kvstore.format.wp30 import (
@@ -29,7 +29,7 @@ from kvstore.format.wp30 import (
     emit_layers,
 )
 from kvstore.format.wp30_check import tensor_names
-from kvstore.format.wp30_codec import CodecName, compressed
+from kvstore.format.wp30_codec import CODECS, CodecName, compressed
 from kvstore.runtime.kinds import describe, views
 from kvstore.runtime.rows import Rows
 
@@ -64,10 +64,12 @@ def write_wp30(
         extra: Further keys.
 
     Raises:
+        UsageError: USAGE for a codec that is none.
         UnsupportedError: CACHE_FILE_EXPORT for what the format cannot express; CACHE_CLASS_UNKNOWN.
         InvalidError: CACHE_INCONSISTENT, CACHE_BATCHED.
         KVStoreError: STORE_IO.
     """
+    require_choice("codec", codec, CODECS)
     started = time.perf_counter()
     records = describe(cache)
     layers = [_layer(index, record) for index, record in enumerate(records)]

@@ -24,8 +24,8 @@ from kvstore.store.prepared import Prepared
 from kvstore.store.schema import entries, labels, notes, objects, receipts, refs
 
 __all__ = [
-    "EntryInfo", "add_notes", "add_receipt", "annotate_entry", "check_annotation", "entry_infos", "label_entry",
-    "read_receipts", "remove_label", "touch",
+    "EntryInfo", "add_notes", "add_receipt", "annotate_entry", "check_annotation", "check_annotations", "entry_infos",
+    "label_entry", "read_receipts", "remove_label", "touch",
 ]  # fmt: skip
 
 _ADD_NOTE: Final = Prepared(notes.insert())
@@ -151,8 +151,9 @@ def annotate_entry(connection: sa.Connection, entry_id: Digest, facts: Mapping[s
 
     Raises:
         NotFoundError: NOT_FOUND.
-        InvalidError: FIELD_RANGE, or JSON_* for a value outside the JSON profile.
+        UsageError, InvalidError: as :func:`check_annotations`.
     """
+    check_annotations(facts)
     if not facts:
         return
     key = entry_key(connection, entry_id)
@@ -167,6 +168,19 @@ def add_notes(connection: sa.Connection, key: int, facts: Mapping[str, Json]) ->
     for name, text in texts.items():
         if facts[name] is not None:
             _ADD_NOTE(connection, entry_key=key, name=name, value=text)
+
+
+def check_annotations(facts: Mapping[str, Json]) -> None:
+    """Refuse facts that are no annotations, before anything is done for them.
+
+    Raises:
+        UsageError: USAGE for what is not JSON, as a name that is no text.
+        InvalidError: as :func:`check_annotation`.
+    """
+    if not isinstance(facts, Mapping) or not all(isinstance(name, str) for name in facts):
+        raise fail("USAGE", "annotations", expected="JSON values by names", found=repr(facts)[:80])
+    for name, value in facts.items():
+        check_annotation(name, value)
 
 
 def check_annotation(name: str, value: Json) -> str:

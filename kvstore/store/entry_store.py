@@ -10,11 +10,11 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Self
+from typing import Self, get_args
 
 import sqlalchemy as sa
 
-from kvstore.errors import fail
+from kvstore.errors import fail, require_choice
 from kvstore.format.digest import Digest
 from kvstore.format.groups import PayloadRef
 from kvstore.format.json import Json
@@ -93,10 +93,12 @@ class EntryStore:
             lock_timeout: Seconds to wait for another writer.
 
         Raises:
+            UsageError: USAGE for a durability that is none.
             StoreError: STORE_MISSING, STORE_NOT_OURS, STORE_UNREADABLE, STORE_READ_ONLY.
             UnsupportedError: STORE_VERSION_UNSUPPORTED.
             IntegrityError: STORE_CORRUPT.
         """
+        require_choice("durability", durability, get_args(Durability))
         root = default_root() if path is None else Path(path)
         opened = open_store(
             root, create=create, read_only=read_only, durability=durability, lock_timeout=lock_timeout
@@ -137,6 +139,7 @@ class EntryStore:
         self, *, namespace: str, codec: Codec = "small", cancelled: Callable[[], bool] | None = None
     ) -> Iterator[Staging]:
         """A place for payloads to be encoded before their manifest is made; :meth:`publish` within the ``with``."""
+        require_choice("codec", codec, get_args(Codec))
         self.require_writable()
         with self._opened.session() as session:
             yield Staging(self._opened, session, namespace=namespace, codec=codec, cancelled=cancelled)
@@ -186,12 +189,14 @@ class EntryStore:
 
     def token_ids(self, manifest: Manifest, *, verification: Verification = "auto") -> TokenIds:
         """The token ids, proved. See :func:`kvstore.store.read.read_token_ids`."""
+        require_choice("verification", verification, get_args(Verification))
         return read_token_ids(self._opened, manifest, verification=verification)
 
     def open_object(
         self, ref: PayloadRef, namespace: str, *, verification: Verification = "auto"
     ) -> AbstractContextManager[ObjectReader]:
         """An object, ready to be decoded inside a ``with``. See :func:`kvstore.store.read.open_object`."""
+        require_choice("verification", verification, get_args(Verification))
         return open_object(self._opened, ref, namespace, verification=verification)
 
     def match(
@@ -307,6 +312,7 @@ class EntryStore:
         cancelled: Callable[[], bool] | None = None,
     ) -> Imported:  # fmt: skip
         """Put the entry of a bundle, proved, into the store. See :func:`kvstore.store.bundle.import_bundle`."""
+        require_choice("codec", codec, get_args(Codec))
         return import_bundle(
             self._opened, Path(path), codec=codec, label=label, durability=self._durability, progress=progress,
             cancelled=cancelled,

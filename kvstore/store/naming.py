@@ -25,10 +25,11 @@ def parse_label(name: str) -> str:
     Raises:
         UsageError: LABEL_INVALID.
     """
-    if not name or len(name) > MAX_NAME_CHARS or name != name.strip() or not name.isprintable():
+    sound = isinstance(name, str) and 0 < len(name) <= MAX_NAME_CHARS and name == name.strip() and name.isprintable()
+    if not sound:
         raise fail(
             "LABEL_INVALID", "a label", expected=f"1 to {MAX_NAME_CHARS} printable characters, no space at the ends",
-            found=name,
+            found=name if isinstance(name, str) else repr(name)[:80],
         )  # fmt: skip
     if _HEX.fullmatch(name) or name.startswith("sha256:"):
         raise fail("LABEL_INVALID", "a label", expected="a name that cannot be taken for an entry id", found=name)
@@ -40,8 +41,11 @@ def resolve(connection: sa.Connection, ref: str) -> Digest:
 
     Raises:
         NotFoundError: NOT_FOUND.
-        UsageError: REF_AMBIGUOUS, with the candidates.
+        UsageError: REF_AMBIGUOUS, with the candidates; USAGE for what is no text.
     """
+    if not isinstance(ref, str):
+        raise fail("USAGE", "what an entry is named by", expected="an id, the start of one, or a label",
+                   found=repr(ref)[:80])  # fmt: skip
     match = _HEX.fullmatch(ref)
     if match is None:
         return _by_label(connection, ref)

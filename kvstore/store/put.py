@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import get_args
 
 from kvstore import __version__
+from kvstore.errors import require_choice
 from kvstore.format.digest import Digest
 from kvstore.format.groups import PayloadRef
 from kvstore.format.json import Json
@@ -15,6 +17,7 @@ from kvstore.format.object import Codec
 from kvstore.format.prefix import TokenIds, as_token_ids
 from kvstore.format.receipt import Receipt
 from kvstore.store.clock import micros_text
+from kvstore.store.entries import check_annotations
 from kvstore.store.opening import Durability
 
 __all__ = ["Put"]
@@ -43,7 +46,13 @@ class Put:
     durability: Durability = "normal"
 
     def __post_init__(self) -> None:
-        """Take ids that nobody else can write to: what is hashed first is then what is stored."""
+        """Take ids that nobody else can write to: what is hashed first is then what is stored.
+
+        Raises:
+            UsageError, InvalidError: for a codec that is none; as :func:`check_annotations`.
+        """
+        require_choice("codec", self.codec, get_args(Codec))
+        check_annotations(self.annotations)
         object.__setattr__(self, "token_ids", as_token_ids(self.token_ids))
 
     @property
