@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 __all__ = ["conformance"]
 
+_LONGEST: Final = 86400.0
 _ROLES: Final = ("reader", "writer", "canon", "prefix")
 _PLUGIN: Final = {
     "describe": "Say what our own implementation does.",
@@ -83,6 +84,8 @@ def run(session: Session, entrypoints: Sequence[str], **options: Any) -> None:
     from kvstore.conformance.index import load_index
     from kvstore.conformance.protocol import Implementation, NoAnswerError, split_command
 
+    if not options["timeout"] <= _LONGEST:  # which a NaN is not, either
+        raise fail("USAGE", "--timeout", expected=f"at most {_LONGEST:.0f} seconds", found=str(options["timeout"]))
     index = load_index(options["fixtures"])
     commands = [split_command(text) for text in entrypoints]
     if not all(commands):

@@ -25,7 +25,9 @@ def init(session: Session) -> None:
 
     `kvstore put` does so by itself. A store that is there already is left as it is.
     """
-    there = (session.path / "kvstore.json").exists()
+    from kvstore.store.config import store_root
+
+    there = (store_root(session.path) / "kvstore.json").exists()
     with session.open_entries(create=True) as store:
         path, document = str(store.root), {"store_id": store.store_id, "created": not there}
     session.output.result("init", {"path": path, **document}, [path])
@@ -147,7 +149,7 @@ def _rebuild(session: Session) -> list[Finding]:
     from kvstore.store.findings import Finding
     from kvstore.store.rebuild import rebuild_index
 
-    found = rebuild_index(session.path.expanduser().absolute())
+    found = rebuild_index(session.path)
     session.output.say(f"made the index anew: {human_count(found.entries, 'entry', 'entries')}")
     return [Finding.make(code, entry_id, message, (entry_id,)) for entry_id, code, message in found.skipped]
 

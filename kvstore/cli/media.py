@@ -79,7 +79,7 @@ def _read(path: Path) -> bytes:
 
     try:
         data = read_file(path, _MAX_BYTES)
-    except OSError as error:
+    except (OSError, ValueError) as error:
         raise _unreadable(path, error) from error
     if len(data) > _MAX_BYTES:
         raise fail("USAGE", f"the media file {path}", expected=f"at most {_MAX_BYTES} bytes", found="more")
@@ -93,9 +93,10 @@ def _digest(path: Path) -> Digest:
     try:
         with os.fdopen(open_plain(path), "rb") as file:
             return sha256_digest(iter(lambda: file.read(_PIECE_BYTES), b""))
-    except OSError as error:
+    except (OSError, ValueError) as error:
         raise _unreadable(path, error) from error
 
 
-def _unreadable(path: Path, error: OSError) -> KVStoreError:
-    return fail("USAGE", f"{path} cannot be read: {error.strerror}")
+def _unreadable(path: Path, error: Exception) -> KVStoreError:
+    # No path at all is no error of the system's.
+    return fail("USAGE", f"{path} cannot be read: {getattr(error, 'strerror', None) or 'that is no path'}")

@@ -34,9 +34,9 @@ def require_output(path: Path, *, force: bool = False, replaceable: bool = True)
     Raises:
         UsageError: USAGE where something is there that may not be replaced, or the folder is not there.
     """
-    if not path.parent.is_dir():
-        raise fail("USAGE", f"{path} cannot be written: there is no folder {path.parent}", fix="Make it first.")
     try:
+        if not path.parent.is_dir():
+            raise fail("USAGE", f"{path} cannot be written: there is no folder {path.parent}", fix="Make it first.")
         mode = path.lstat().st_mode
     except FileNotFoundError:
         return

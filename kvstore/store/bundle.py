@@ -39,9 +39,9 @@ from kvstore.format.prefix import TokenIds
 from kvstore.format.receipt import Receipt, parse_receipt
 from kvstore.format.tensors import Payload
 from kvstore.limits import MAX_MANIFEST_BYTES, MAX_RECEIPT_BYTES
-from kvstore.store.bundle_files import BundleFiles, open_bundle, require_path, write_folder, write_tar
+from kvstore.store.bundle_files import BundleFiles, open_bundle, write_folder, write_tar
 from kvstore.store.entries import add_receipt
-from kvstore.store.fs import os_errors, sync_path
+from kvstore.store.fs import os_errors, require_path, sync_path
 from kvstore.store.opening import Durability, Opened
 from kvstore.store.publish import Progress, Written, publish
 from kvstore.store.put import Put
@@ -168,7 +168,7 @@ def export_bundle(
         IntegrityError: of an object that is missing or damaged.
         KVStoreError: STORE_IO, NO_SPACE and their like.
     """
-    require_path(path)
+    require_path(path, "the path of a bundle")
     refs = manifest.all_payloads()
     write = write_tar if archive else write_folder
     with os_errors("writing a bundle", writing=True):

@@ -15,9 +15,9 @@ from kvstore.errors import fail
 from kvstore.format.archive import members
 from kvstore.format.bundle import BundleFile, check_path
 from kvstore.format.digest import Readable
-from kvstore.store.fs import open_plain, os_errors, sync_path, write_file
+from kvstore.store.fs import open_plain, os_errors, require_path, sync_path, write_file
 
-__all__ = ["BundleFiles", "open_bundle", "require_path", "write_folder", "write_tar"]
+__all__ = ["BundleFiles", "open_bundle", "write_folder", "write_tar"]
 
 _FILE_MODE = 0o600
 _BLOCK = 512
@@ -100,7 +100,7 @@ def open_bundle(path: Path) -> Iterator[BundleFiles]:
         UsageError: USAGE, where nothing is there.
         KVStoreError: STORE_IO and its like.
     """
-    require_path(path)
+    require_path(path, "the path of a bundle")
     with os_errors("opening a bundle"):
         folder = path.is_dir()
         if not folder and not path.is_file():
@@ -110,21 +110,6 @@ def open_bundle(path: Path) -> Iterator[BundleFiles]:
         yield files
     finally:
         files.close()
-
-
-def require_path(path: Path) -> None:
-    """Refuse what the system cannot take for a path at all: it says so by errors that are none of the system's.
-
-    Raises:
-        UsageError: USAGE.
-    """
-    try:
-        sound = b"\0" not in os.fsencode(path)
-    except UnicodeEncodeError:
-        sound = False
-    if not sound:
-        shown = str(path).encode("utf-8", "backslashreplace").decode()
-        raise fail("USAGE", "the path of a bundle", expected="text without U+0000 and half characters", found=shown)
 
 
 def _walk(folder: Path, prefix: str) -> Iterator[BundleFile]:

@@ -7,6 +7,7 @@ else's, and is refused rather than littered.
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import secrets
@@ -25,11 +26,15 @@ from kvstore.store.fs import (
     os_errors,
     publish_new,
     read_file,
+    require_path,
     sync_path,
     write_file,
 )
 
-__all__ = ["LAYOUT_VERSION", "STORE_MEDIA_TYPE", "Paths", "StoreConfig", "default_root", "ensure_layout", "open_config"]
+__all__ = [
+    "LAYOUT_VERSION", "STORE_MEDIA_TYPE", "Paths", "StoreConfig", "default_root", "ensure_layout", "open_config",
+    "store_root",
+]  # fmt: skip
 
 STORE_MEDIA_TYPE: Final = "application/vnd.kvstore.store+json"
 LAYOUT_VERSION: Final = 1
@@ -109,6 +114,27 @@ def default_root() -> Path:
     """``$XDG_CACHE_HOME/kvstore``, else ``~/.cache/kvstore``; a relative XDG path is ignored, as its rules say."""
     base = os.environ.get("XDG_CACHE_HOME", "")
     return (Path(base) if base.startswith("/") else Path("~/.cache").expanduser()) / "kvstore"
+
+
+def store_root(path: Path) -> Path:
+    """A store's path as it is used: absolute, and with ``~`` in words of the system.
+
+    Raises:
+        UsageError: USAGE where it names nothing that could be there.
+    """
+    require_path(path, "the path of a store")
+    try:
+        root = path.expanduser().absolute()
+    except RuntimeError as error:
+        raise fail("USAGE", f"the path of a store, {path}: there is no such home", fix="Name it from /.") from error
+    except FileNotFoundError as error:
+        raise fail("USAGE", f"{path} lies in a working directory that is gone", fix="Name it from /.") from error
+    try:
+        root.lstat()
+    except OSError as error:
+        if error.errno == errno.ENAMETOOLONG:
+            raise fail("USAGE", "the path of a store", expected="one that the system takes", found=str(root)) from error
+    return root
 
 
 def open_config(root: Path, *, create: bool) -> StoreConfig:

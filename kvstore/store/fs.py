@@ -24,7 +24,8 @@ from kvstore.store.parallel import wait_parallel
 
 __all__ = [
     "DIR_MODE", "FILE_MODE", "list_files", "make_dir", "open_plain", "os_error", "os_errors", "plain_stat",
-    "publish_file", "publish_new", "read_file", "remove_file", "replace_file", "sync_path", "sync_paths", "write_file",
+    "publish_file", "publish_new", "read_file", "remove_file", "replace_file", "require_path", "sync_path",
+    "sync_paths", "write_file",
 ]  # fmt: skip
 
 DIR_MODE: Final = 0o700
@@ -67,6 +68,24 @@ def os_errors(what: str, *, writing: bool = False) -> Iterator[None]:
         yield
     except OSError as error:
         raise os_error(error, what, writing=writing) from error
+
+
+def require_path(path: Path, what: str) -> None:
+    """Refuse what the system cannot take for a path at all: it says so by errors that are none of the system's.
+
+    Args:
+        what: What the path is of, for the message.
+
+    Raises:
+        UsageError: USAGE.
+    """
+    try:
+        sound = b"\0" not in os.fsencode(path)
+    except UnicodeEncodeError:
+        sound = False
+    if not sound:
+        shown = str(path).encode("utf-8", "backslashreplace").decode()
+        raise fail("USAGE", what, expected="text without U+0000 and half characters", found=shown)
 
 
 def list_files(root: Path) -> Iterator[Path]:

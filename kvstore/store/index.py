@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import sqlalchemy as sa
-from sqlalchemy.exc import DBAPIError, DisconnectionError, SQLAlchemyError
+from sqlalchemy.exc import DBAPIError, DisconnectionError, SQLAlchemyError, StatementError
 
 from kvstore.errors import KVStoreError, fail
 from kvstore.store.findings import REBUILD
@@ -214,7 +214,12 @@ def _typed(path: Path) -> Iterator[None]:
         raise database_error(error.orig, path) from error
     except (sqlite3.Error, UnicodeDecodeError) as error:
         raise database_error(error, path) from error
+    except (UnicodeEncodeError, OverflowError) as error:
+        raise fail("USAGE", f"text or a number that no index can hold: {error}") from error
     except SQLAlchemyError as error:
+        # A value that was refused on its way into a statement.
+        if isinstance(error, StatementError) and isinstance(error.orig, KVStoreError):
+            raise error.orig from error
         raise fail("STORE_IO", f"the index at {path} failed: {error}", path=str(path)) from error
 
 

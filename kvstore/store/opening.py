@@ -12,7 +12,7 @@ from typing import Literal
 
 from kvstore.errors import KVStoreError, fail
 from kvstore.format.digest import Digest
-from kvstore.store.config import Paths, StoreConfig, ensure_layout, open_config, write_config
+from kvstore.store.config import Paths, StoreConfig, ensure_layout, open_config, store_root, write_config
 from kvstore.store.documents import Documents
 from kvstore.store.fs import list_files, os_errors, sync_paths
 from kvstore.store.index import DEFAULT_LOCK_TIMEOUT, Index, database_error
@@ -112,11 +112,12 @@ def open_store(
     """Open the store at ``root``; one that cannot be written is opened for reading.
 
     Raises:
+        UsageError: USAGE for a path that cannot be one.
         StoreError: STORE_MISSING, STORE_NOT_OURS, STORE_UNREADABLE, STORE_READ_ONLY.
         UnsupportedError: STORE_VERSION_UNSUPPORTED.
         IntegrityError: STORE_CORRUPT.
     """
-    paths = Paths(root.expanduser().absolute())
+    paths = Paths(store_root(root))
     config = open_config(paths.root, create=create and not read_only)
     full = durability == "full"
     if read_only or not os.access(paths.root, os.W_OK | os.X_OK):

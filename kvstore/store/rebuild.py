@@ -24,7 +24,7 @@ from kvstore.format.prefix import TokenIds
 from kvstore.format.receipt import Receipt, parse_receipt
 from kvstore.limits import MAX_MANIFEST_BYTES, MAX_RECEIPT_BYTES
 from kvstore.store.clock import text_micros
-from kvstore.store.config import Paths, open_config
+from kvstore.store.config import Paths, open_config, store_root
 from kvstore.store.entries import annotate_entry
 from kvstore.store.fs import os_errors
 from kvstore.store.index import Index
@@ -63,9 +63,9 @@ def rebuild_index(root: Path) -> Rebuilt:
     """Make the index of the store at ``root`` anew; the old one is set aside in ``quarantine/``.
 
     Raises:
-        StoreError, SpaceError, BusyError: of the store.
+        UsageError, StoreError, SpaceError, BusyError: of the store.
     """
-    paths = Paths(root)
+    paths = Paths(store_root(root))
     with os_errors(f"rebuilding the index of {root}", writing=True), index_lock(paths):
         return rebuild_locked(paths)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import sqlite3
 import tempfile
@@ -54,7 +55,7 @@ def connect(
         full: On macOS flush the drive's own cache with every commit.
     """
     mode = "ro&immutable=1" if immutable else "ro" if read_only else "rw"
-    uri = f"file:{quote(str(path.absolute()))}?mode={mode}"
+    uri = f"file:{quote(os.fsencode(path.absolute()))}?mode={mode}"
     connection = sqlite3.connect(uri, uri=True, check_same_thread=False, isolation_level=None, timeout=timeout)
     try:
         _configure(connection, full=full)
@@ -118,6 +119,8 @@ def check_file(path: Path, connection: sqlite3.Connection, *, read_only: bool) -
             "STORE_NOT_OURS", f"{path} is another program's database", expected=f"application id {APPLICATION_ID:#x}",
             found=f"{application:#x}", fix="Name a store, or a new directory.",
         )  # fmt: skip
+    if version < 1:
+        raise fail("STORE_CORRUPT", f"the version of {path}", expected="1 or more", found=version, fix=REBUILD)
     if version > SCHEMA_VERSION:
         raise fail(
             "STORE_VERSION_UNSUPPORTED", f"{path} was written by a newer release", expected=SCHEMA_VERSION,

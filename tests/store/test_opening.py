@@ -13,6 +13,7 @@ import pytest
 
 from kvstore.store.config import default_root
 from kvstore.store.entry_store import EntryStore
+from kvstore.store.rebuild import rebuild_index
 from tests.builders import make_entry
 from tests.store.kit import child, clean, code_of, files, put, read_back
 
@@ -191,6 +192,7 @@ def test_opened_for_reading_nothing_is_written(tmp_path: Path) -> None:
 READ_ALL = """
 import sys
 from kvstore.store.entry_store import EntryStore
+from kvstore.store.rebuild import rebuild_index
 from tests.builders import make_entry
 from tests.store.kit import code_of, put, read_back
 with EntryStore.open(sys.argv[1]) as store:
@@ -243,6 +245,7 @@ def test_a_store_that_may_not_be_read(tmp_path: Path) -> None:
     script = """
 import sys
 from kvstore.store.entry_store import EntryStore
+from kvstore.store.rebuild import rebuild_index
 from tests.store.kit import code_of
 print(code_of(EntryStore.open, sys.argv[1]))
 """
@@ -331,3 +334,41 @@ def test_every_connection_is_durable_and_strict(tmp_path: Path) -> None:
         "journal_mode": "wal", "synchronous": 2, "foreign_keys": 1, "page_size": 8192, "application_id": 0x4B565354,
         "secure_delete": 1, "trusted_schema": 0,
     }  # fmt: skip
+
+
+NO_PATHS = {"nul": "a\0b", "half a character": "x\ud800", "home": "~nosuchuserhere/s", "long": "y" * 300}
+
+
+@pytest.mark.parametrize("name", NO_PATHS.values(), ids=list(NO_PATHS))
+def test_a_path_that_no_store_can_have(tmp_path: Path, name: str) -> None:
+    path = Path(name) if name.startswith("~") else tmp_path / name
+    for call in (EntryStore.open, rebuild_index):
+        assert code_of(call, path) == "USAGE"
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_path_that_is_not_utf8(tmp_path: Path) -> None:
+    made, root = make_entry(1, 100), Path(os.fsdecode(os.fsencode(tmp_path) + b"/\xff?#%41"))
+    try:
+        root.mkdir()
+    except OSError:
+        pytest.skip("this file system takes UTF-8 only")
+    with EntryStore.open(root) as store:
+        put(store, made)
+    with EntryStore.open(root, read_only=True) as store:
+        read_back(store, made)
+    rebuild_index(root)
+    assert {path.name for path in root.iterdir()} >= {"index.sqlite", "objects"}
+    assert list(tmp_path.iterdir()) == [root]
+
+
+@pytest.mark.parametrize("version", [0, -1, -(2**31)])
+def test_an_index_of_no_version_is_damaged_and_can_be_made_anew(tmp_path: Path, version: int) -> None:
+    made = make_entry(1, 100)
+    with EntryStore.open(tmp_path) as store:
+        put(store, made)
+    execute(tmp_path / "index.sqlite", f"PRAGMA user_version={version}")
+    assert code_of(EntryStore.open, tmp_path) == "STORE_CORRUPT"
+    rebuild_index(tmp_path)
+    with EntryStore.open(tmp_path) as store:
+        read_back(store, made)
