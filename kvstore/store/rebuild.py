@@ -66,6 +66,8 @@ def rebuild_index(root: Path) -> Rebuilt:
         UsageError, StoreError, SpaceError, BusyError: of the store.
     """
     paths = Paths(store_root(root))
+    # Only a store has a directory to lock, and only a store's may be.
+    open_config(paths.root, create=False)
     with os_errors(f"rebuilding the index of {root}", writing=True), index_lock(paths):
         return rebuild_locked(paths)
 
