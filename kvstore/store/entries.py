@@ -117,7 +117,7 @@ def _with_details(connection: sa.Connection, rows: list[sa.Row[Any]]) -> list[En
         for key, name in connection.execute(query.order_by(labels.c.name)):
             names.setdefault(key, []).append(name)
         for key, name, value in connection.execute(notes.select().where(notes.c.entry_key.in_(part))):
-            with suppress(ValueError):
+            with suppress(ValueError, RecursionError):
                 # Written as JSON; what somebody else has made of a row must not hide the entry.
                 facts.setdefault(key, {})[name] = json.loads(value)
     return [

@@ -26,7 +26,9 @@ from typing import Final
 
 import sqlalchemy as sa
 
+from kvstore.errors import fail
 from kvstore.limits import BLOCK_TOKENS, MAX_TOKENS
+from kvstore.store.findings import REBUILD
 from kvstore.store.prepared import Prepared
 from kvstore.store.schema import METADATA, BigKey, DigestBlob
 from kvstore.store.symbols import ID_BYTES, Symbols
@@ -110,6 +112,21 @@ class Step:
     ids: bytes
     media: bytes | None
 
+    def __post_init__(self) -> None:
+        """Refuse what no tree of ours holds: a file that somebody has changed must not pass as one.
+
+        Raises:
+            IntegrityError: STORE_CORRUPT.
+        """
+        size = self.end - self.start
+        in_range = 0 <= self.start <= self.end <= MAX_TOKENS and size <= BLOCK_TOKENS
+        if not in_range or len(self.ids) != size * ID_BYTES:
+            raise fail(
+                "STORE_CORRUPT", f"node {self.node} of the index's prefix tree",
+                expected=f"at most {BLOCK_TOKENS} ids of {ID_BYTES} bytes each",
+                found=f"{len(self.ids)} bytes that end at {self.end}", fix=REBUILD,
+            )  # fmt: skip
+
 
 @dataclass(frozen=True, slots=True)
 class Spot:
@@ -135,6 +152,9 @@ def locate(conn: sa.Connection, chain: Sequence[bytes], symbols: Symbols) -> Spo
 
     Returns:
         The spot, or None where nothing of this model is stored in this namespace.
+
+    Raises:
+        IntegrityError: STORE_CORRUPT.
     """
     row = _DEEPEST.first(conn, chain=b"".join(chain), beyond=len(chain) + 1)
     if row is None:
@@ -157,9 +177,10 @@ def _inside_block(conn: sa.Connection, last: Step, symbols: Symbols) -> Iterator
         plain = len(first) == ID_BYTES
         rows = _WALK(conn, node=node, rest=symbols.ids(at, mark)) if plain else _CHILD(conn, node=node, head=first)
         for child, ids, media in rows:
-            common = symbols.common(at, ids, media)
             size = len(ids) // ID_BYTES
-            yield Step(child, node, at, at + size, ids, media), common
+            step = Step(child, node, at, at + size, ids, media)
+            common = symbols.common(at, ids, media)
+            yield step, common
             node, at = child, at + common
             if common < size or not size:
                 return

@@ -7,6 +7,7 @@ import sqlite3
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
+from typing import Final
 
 import sqlalchemy as sa
 
@@ -18,6 +19,9 @@ from kvstore.store.naming import entry_key
 from kvstore.store.schema import entries, leases
 
 __all__ = ["Salvage", "salvage", "storable"]
+
+_UNREADABLE: Final = (sqlite3.Error, UnicodeDecodeError, TypeError)
+"""Of a table that is damaged, or has been made by somebody else with columns of other types."""
 
 
 @dataclass(slots=True)
@@ -74,24 +78,26 @@ def salvage(old: sqlite3.Connection | None) -> Salvage:
     found = Salvage()
     if old is None:
         return found
-    with suppress(sqlite3.Error):
+    with suppress(*_UNREADABLE):
         for entry_id, *values in old.execute("SELECT entry_id, created_at, accessed_at, pinned FROM entries"):
             found.times[_digest(entry_id)] = (values[0], values[1], values[2])
-    with suppress(sqlite3.Error):
+    with suppress(*_UNREADABLE):
         query = "SELECT name, entry_id, set_at FROM labels JOIN entries USING (entry_key)"
         for name, entry_id, set_at in old.execute(query):
             found.labels[name] = (_digest(entry_id), set_at)
-    with suppress(sqlite3.Error):
+    with suppress(*_UNREADABLE):
         query = "SELECT entry_id, name, value FROM annotations JOIN entries USING (entry_key)"
         for entry_id, name, value in old.execute(query):
-            with suppress(ValueError):
+            with suppress(ValueError, RecursionError):
                 found.annotations.setdefault(_digest(entry_id), {})[name] = json.loads(value)
-    with suppress(sqlite3.Error):
+    with suppress(*_UNREADABLE):
         query = "SELECT owner, entry_id, taken_at, expires_at FROM leases JOIN entries USING (entry_key)"
         for owner, entry_id, taken_at, expires_at in old.execute(query):
             found.leases[owner] = (_digest(entry_id), taken_at, expires_at)
     return found
 
 
-def _digest(raw: bytes) -> Digest:
+def _digest(raw: object) -> Digest:
+    if not isinstance(raw, bytes):
+        raise TypeError
     return Digest(f"sha256:{raw.hex()}")
