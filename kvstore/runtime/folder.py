@@ -22,6 +22,7 @@ from kvstore.format.digest import Digest
 from kvstore.format.model import FileRecord
 from kvstore.store.file_digests import FileDigests, Stamp, stamp_of
 from kvstore.store.fs import read_file
+from kvstore.store.home import user_cache
 
 __all__ = ["Folder", "Located", "hub_cache", "load_errors", "locate", "require_no_pattern"]
 
@@ -44,8 +45,9 @@ def hub_cache() -> Path:
             return Path(value).expanduser()
     if home := os.environ.get("HF_HOME"):
         return Path(home).expanduser() / "hub"
+    # The hub's client also takes a relative one, against the rules, and is followed.
     base = os.environ.get("XDG_CACHE_HOME")
-    return (Path(base).expanduser() if base else Path.home() / ".cache") / "huggingface" / "hub"
+    return (Path(base).expanduser() if base else user_cache(instead="HF_HOME")) / "huggingface" / "hub"
 
 
 def locate(model: str | os.PathLike[str]) -> Located:
@@ -53,7 +55,20 @@ def locate(model: str | os.PathLike[str]) -> Located:
 
     Raises:
         InvalidError: MODEL_FOLDER_INVALID where there is no such folder.
+        UsageError: USAGE where the hub cache is in the home of an account that has none.
     """
+    name = os.fspath(model)
+    try:
+        return _find(model)
+    except OSError as error:
+        what = f"{name[:200]} cannot be read: {error.strerror}"
+        raise fail("MODEL_FOLDER_INVALID", what, fix="Check the path.", path=name) from error
+    except RuntimeError as error:
+        what = f"there is no such home as that of {name[:200]}"
+        raise fail("MODEL_FOLDER_INVALID", what, fix="Name it from /.", path=name) from error
+
+
+def _find(model: str | os.PathLike[str]) -> Located:
     path = Path(model).expanduser()
     if path.is_dir():
         return _snapshot_of(path, path.name) if (path / "snapshots").is_dir() else _named(path)
@@ -65,10 +80,11 @@ def locate(model: str | os.PathLike[str]) -> Located:
     name = os.fspath(model)
     if not _HUB_ID.fullmatch(name):
         raise fail("MODEL_FOLDER_INVALID", f"there is no model folder {path}", fix="Check the path.", path=str(path))
-    repo = hub_cache() / (_REPO_PREFIX + name.replace("/", "--"))
+    hub = hub_cache()
+    repo = hub / (_REPO_PREFIX + name.replace("/", "--"))
     if not (repo / "snapshots").is_dir():
         raise fail(
-            "MODEL_FOLDER_INVALID", f"{name!r} is neither a folder nor a model in the hub cache {hub_cache()}",
+            "MODEL_FOLDER_INVALID", f"{name!r} is neither a folder nor a model in the hub cache {hub}",
             fix="Download the model first; kvstore does not use the network.", path=name,
         )  # fmt: skip
     return _snapshot_of(repo, name)
@@ -77,7 +93,7 @@ def locate(model: str | os.PathLike[str]) -> Located:
 def _snapshot_of(repo: Path, name: str) -> Located:
     """The snapshot that ``main`` points to; the only one where there is no such pointer."""
     try:
-        revision = (repo / "refs" / "main").read_text().strip()
+        revision = (repo / "refs" / "main").read_text("utf-8", "replace").strip()
     except OSError:
         found = sorted(item.name for item in (repo / "snapshots").iterdir())
         revision = found[0] if len(found) == 1 else ""

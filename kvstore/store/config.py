@@ -30,6 +30,7 @@ from kvstore.store.fs import (
     sync_path,
     write_file,
 )
+from kvstore.store.home import user_cache
 
 __all__ = [
     "LAYOUT_VERSION", "STORE_MEDIA_TYPE", "Paths", "StoreConfig", "default_root", "ensure_layout", "open_config",
@@ -111,9 +112,8 @@ class StoreConfig:
 
 
 def default_root() -> Path:
-    """``$XDG_CACHE_HOME/kvstore``, else ``~/.cache/kvstore``; a relative XDG path is ignored, as its rules say."""
-    base = os.environ.get("XDG_CACHE_HOME", "")
-    return (Path(base) if base.startswith("/") else Path("~/.cache").expanduser()) / "kvstore"
+    """``$XDG_CACHE_HOME/kvstore``, else ``~/.cache/kvstore``. Raises as :func:`kvstore.store.home.user_cache`."""
+    return user_cache(instead="name the store, by its path or with --store or KVSTORE_DIR") / "kvstore"
 
 
 def store_root(path: Path) -> Path:

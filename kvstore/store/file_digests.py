@@ -25,9 +25,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from kvstore.errors import fail
+from kvstore.errors import UsageError, fail
 from kvstore.format.digest import Digest
 from kvstore.store.fs import open_plain, replace_file
+from kvstore.store.home import user_cache
 from kvstore.store.parallel import Stop, run_parallel
 
 __all__ = ["FileDigests", "FileFact", "Stamp", "default_memory", "stamp_of"]
@@ -58,9 +59,15 @@ class FileFact:
 
 
 def default_memory() -> Path:
-    """``$XDG_CACHE_HOME/kvstore-digests.json``, else the same in ``~/.cache``; beside the store, not in it."""
-    base = os.environ.get("XDG_CACHE_HOME", "")
-    return (Path(base) if Path(base).is_absolute() else Path.home() / ".cache") / "kvstore-digests.json"
+    """``$XDG_CACHE_HOME/kvstore-digests.json``, else the same in ``~/.cache``; beside the store, not in it.
+
+    For an account without a home it is where no file can be, so that nothing is remembered.
+    """
+    try:
+        folder = user_cache()
+    except UsageError:
+        folder = Path(os.devnull)
+    return folder / "kvstore-digests.json"
 
 
 def stamp_of(path: Path) -> Stamp:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import pwd
 import shutil
 import subprocess
 import sys
@@ -14,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from kvstore.errors import IncompatibleError, InvalidError
+from kvstore.errors import IncompatibleError, InvalidError, UsageError
 from kvstore.format.json import canonical_bytes, parse_canonical
 from kvstore.format.model import parse_model, parse_tokenizer
 from kvstore.runtime.identity import ModelIdentity
@@ -429,6 +430,44 @@ def test_a_model_that_is_not_in_the_hub_cache(tmp_path: Path, folder: Path, monk
         with pytest.raises(InvalidError) as caught:
             ModelIdentity.from_path(name)
         assert caught.value.code == "MODEL_FOLDER_INVALID"
+
+
+@pytest.mark.parametrize("name", ["a" * 5000, "/" + "a" * 5000, "~no-such-user/model"], ids=["id", "path", "home"])
+def test_a_name_that_the_system_does_not_take(name: str) -> None:
+    with pytest.raises(InvalidError) as caught:
+        ModelIdentity.from_path(name)
+    assert caught.value.code == "MODEL_FOLDER_INVALID"
+    assert len(str(caught.value)) < 300
+
+
+@pytest.mark.parametrize("pointer", [b"\xff\xfe", b"a" * 5000, b"a\0b"], ids=["no text", "long", "zero"])
+def test_a_pointer_that_is_none(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pointer: bytes
+) -> None:
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
+    snapshot = hub_folder(tmp_path / "hub", folder)
+    (snapshot.parents[1] / "refs" / "main").write_bytes(pointer)
+    for name in ("some-org/some-model", snapshot.parents[1]):
+        with pytest.raises(InvalidError) as caught:
+            ModelIdentity.from_path(name)
+        assert caught.value.code == "MODEL_FOLDER_INVALID"
+
+
+def test_an_account_without_a_home(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def unknown(key: object) -> None:
+        raise KeyError(key)
+
+    for name in ("HOME", "XDG_CACHE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(pwd, "getpwuid", unknown)
+    assert ModelIdentity.from_path(folder) == identity(folder)
+    with pytest.raises(UsageError, match=r"no home.*Set HOME, or HF_HOME"):
+        ModelIdentity.from_path("some-org/some-model")
+    with pytest.raises(InvalidError, match="Name it from /"):
+        ModelIdentity.from_path("~/model")
+    hub_folder(tmp_path / "hub", folder)
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
+    assert ModelIdentity.from_path("some-org/some-model") == identity(folder)
 
 
 def test_a_single_snapshot_needs_no_pointer(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
