@@ -28,15 +28,11 @@ from kvstore.store.rates import Rates, Worth
 __all__ = ["best", "covering_receipt", "find", "in_full", "reads_of", "worth_of"]
 
 
-def best(entries: EntryStore, asked: Asked, method: str | None, *, limit: int | None = None) -> Found:
-    """The entry that restores the most, lossless or made by ``method``; of equals the lossless one.
-
-    Args:
-        limit: Tokens at most; by default all but the last.
-    """
+def best(entries: EntryStore, asked: Asked, method: str | None) -> Found:
+    """The entry that restores the most, lossless or made by ``method``; of equals the lossless one."""
     # Under a lossy method the signature is another, so both are asked for.
     methods: Sequence[str | None] = (None,) if method is None else (None, method)
-    return max((_ask(entries, asked, name, limit) for name in methods), key=lambda found: found.token_count)
+    return max((_ask(entries, asked, name) for name in methods), key=lambda found: found.token_count)
 
 
 def find(entries: EntryStore, asked: Asked, *, options: CacheOptions, method: str | None) -> Hit:
@@ -62,11 +58,12 @@ def covering_receipt(
 
     A label or an annotation is about a position, so with one the entry must end there, and gets it.
     """
-    found = best(entries, asked, None if method is None else method.name, limit=int(asked.ids.size))
+    found = _ask(entries, asked, None if method is None else method.name, int(asked.ids.size))
     if found.entry_id is None or found.token_count < asked.ids.size:
         return None
     manifest = entries.manifest(found.entry_id)
-    if not begins(entries, manifest, asked, int(asked.ids.size)):
+    # The index knows a method by its name alone.
+    if manifest.method != method or not begins(entries, manifest, asked, int(asked.ids.size)):
         return None
     if (label is not None or annotations) and manifest.token_count != asked.ids.size:
         return None
@@ -96,7 +93,8 @@ def worth_of(entries: EntryStore, model: Digest, reads: Reads, *, tokens: int) -
     return Rates().worth(entries.store_id, model, payload_bytes=reads.payload_bytes, tokens=tokens)
 
 
-def _ask(entries: EntryStore, asked: Asked, method: str | None, limit: int | None) -> Found:
+def _ask(entries: EntryStore, asked: Asked, method: str | None, limit: int | None = None) -> Found:
+    """The entry that restores the most, up to ``limit`` tokens; by default all but the last."""
     wanted = None if asked.signature is None else signature_digest(asked.signature, method)
     return entries.match(
         asked.model.digest, asked.namespace, asked.ids, signature=wanted, method=method, media=asked.media, limit=limit

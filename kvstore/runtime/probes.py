@@ -28,8 +28,9 @@ class Probes:
         if known is not None and known[0]() is model:
             return known[1]
         made = probe(model, options) if isinstance(model, BoundModel) else probe_folder(model.path, options)
-        self._known = {key: item for key, item in self._known.items() if item[0]() is not None}
-        self._known[id(model), options] = (weakref.ref(model), made)
+        alive = {key: item for key, item in self._known.items() if item[0]() is not None}
+        # Another dictionary, because other threads may be going through this one.
+        self._known = {**alive, (id(model), options): (weakref.ref(model), made)}
         identity = model.identity if isinstance(model, BoundModel) else model
         Shapes().note(identity.digest, repr(options), made.signature)
         return made

@@ -333,6 +333,38 @@ def test_what_does_not_cover_is_stored(store: kvstore.Store, models: Path, case:
     assert len(store.list()) == 2
 
 
+KEEP_2, KEEP_8 = (MethodRecord.make("thin", f'{{"keep":{keep}}}') for keep in (2, 8))
+
+
+@pytest.mark.parametrize(
+    "there", [None, KEEP_2, MethodRecord.make("other", KEEP_8.config)], ids=["lossless", "config", "name"]
+)
+@pytest.mark.parametrize("label", [None, "thinned"])
+def test_an_entry_of_another_method_does_not_cover(
+    store: kvstore.Store, models: Path, there: MethodRecord | None, label: str | None
+) -> None:
+    model = tiny(models, "llama")
+    first = put(store, model, 100, method=there, label="first")
+    ours = put(store, model, 100, method=KEEP_8, if_covered="skip", label=label)
+    assert store.show(ours).manifest.method == KEEP_8
+    assert store.labels() == {"first": first, **({} if label is None else {label: ours})}
+
+
+def test_an_entry_of_the_method_covers_beside_a_lossless_one(store: kvstore.Store, models: Path) -> None:
+    model = tiny(models, "llama")
+    ours = put(store, model, 100, method=KEEP_8)
+    lossless = put(store, model, 120)
+    receipt = store.put(prefilled(model, 90), token_ids=tokens(90), model=model, method=KEEP_8, if_covered="skip")
+    assert (receipt.subject, receipt.checks["payload_digests"]) == (ours, "skipped")
+    assert put(store, model, 100, method=KEEP_8, if_covered="skip", label="thinned") == ours
+    assert put(store, model, 110, if_covered="skip") == lossless
+    # The newest of the name is another; the very same entry is found by its bytes.
+    put(store, model, 100, method=KEEP_2)
+    assert put(store, model, 100, method=KEEP_8, if_covered="skip", label="thinned") == ours
+    assert store.labels() == {"thinned": ours}
+    assert len(store.list()) == 3
+
+
 @pytest.mark.parametrize("family", ["qwen3_next", "mamba2", "gemma3", "llama4"])
 def test_checkpoints_of_a_prefill_serve_branches(store: kvstore.Store, models: Path, family: str) -> None:
     model, seen = tiny(models, family), []
