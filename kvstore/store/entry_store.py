@@ -161,8 +161,8 @@ class EntryStore:
     ) -> Written:
         """Store an entry; durable when it returns. See :func:`kvstore.store.publish.publish`."""
         put = Put(
-            manifest, as_token_ids(token_ids), codec, label, dict(annotations or {}), dict(libraries or {}), device,
-            self._durability,
+            manifest, as_token_ids(token_ids), codec, label, {} if annotations is None else annotations,
+            {} if libraries is None else libraries, device, self._durability,
         )  # fmt: skip
         return publish(self._opened, put, source, staging=staging, progress=progress, cancelled=cancelled)
 
@@ -231,7 +231,7 @@ class EntryStore:
     def entries(
         self, *, model: Digest | None = None, namespace: str | None = None, limit: int | None = None
     ) -> list[EntryInfo]:
-        """Entries, the one put or used last first."""
+        """Entries, the one made or used last first; use is noted once an hour."""
         with self._opened.index.read() as connection:
             return _entries.entry_infos(connection, model=model, namespace=namespace, limit=limit)
 

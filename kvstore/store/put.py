@@ -8,10 +8,11 @@ from functools import cached_property
 from typing import get_args
 
 from kvstore import __version__
-from kvstore.errors import require_choice
+from kvstore.errors import fail, require_choice
 from kvstore.format.digest import Digest
+from kvstore.format.fields import Fields
 from kvstore.format.groups import PayloadRef
-from kvstore.format.json import Json
+from kvstore.format.json import Json, canonical_bytes
 from kvstore.format.manifest import Manifest
 from kvstore.format.object import Codec
 from kvstore.format.prefix import TokenIds, as_token_ids
@@ -29,7 +30,7 @@ class Put:
 
     Attributes:
         manifest: What the entry is.
-        token_ids: Its token ids; a copy of those given.
+        token_ids: Its token ids; a copy of those given, as of the annotations and libraries.
         codec: How payloads that are new are encoded.
         label, annotations: Mutable facts about it.
         libraries, device: For the receipt: what the cache was computed with.
@@ -46,14 +47,19 @@ class Put:
     durability: Durability = "normal"
 
     def __post_init__(self) -> None:
-        """Take ids that nobody else can write to: what is hashed first is then what is stored.
+        """Take ids and facts that nobody else can write to: what is checked and hashed first is then what is stored.
 
         Raises:
-            UsageError, InvalidError: for a codec that is none; as :func:`check_annotations`.
+            UsageError, InvalidError: for a codec, libraries or a device that is none; as :func:`check_annotations`.
         """
         require_choice("codec", self.codec, get_args(Codec))
         check_annotations(self.annotations)
+        _check_libraries(self.libraries)
+        if self.device is not None:
+            _check_facts("device", self.device)
         object.__setattr__(self, "token_ids", as_token_ids(self.token_ids))
+        for name in ("annotations", "libraries"):
+            object.__setattr__(self, name, dict(getattr(self, name)))
 
     @property
     def entry_id(self) -> Digest:
@@ -101,3 +107,17 @@ class Put:
                 "token_count_is": "asserted" if manifest.asserted else "verified",
             },
         )
+
+
+def _check_libraries(libraries: Mapping[str, str]) -> None:
+    _check_facts("libraries", libraries)
+    fields = Fields(dict(libraries), "libraries", None)
+    for name in libraries:
+        fields.text(name)
+
+
+def _check_facts(what: str, facts: object) -> None:
+    """Refuse what a receipt cannot hold, before anything is done for it."""
+    if not isinstance(facts, Mapping):
+        raise fail("USAGE", what, expected="JSON values by names", found=repr(facts)[:80])
+    canonical_bytes(dict(facts))
