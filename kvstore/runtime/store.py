@@ -274,7 +274,7 @@ class Store:
         return Restored(filled.cache, tokens, load_receipt(plan, filled, verification=verification))
 
     def list(self, *, namespace: str | None = None, limit: int | None = None) -> list[EntryInfo]:
-        """Entries, the one put or used last first."""
+        """Entries, the one made or used last first; use is noted once an hour."""
         return self.entries.entries(namespace=namespace, limit=limit)
 
     def show(self, ref: str) -> Details:

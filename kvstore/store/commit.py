@@ -9,7 +9,7 @@ they are left alone: it may have succeeded, and then they belong to live rows.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
@@ -25,7 +25,7 @@ from kvstore.store.documents import Documents
 from kvstore.store.entries import add_notes, annotate_entry, label_entry
 from kvstore.store.fs import os_errors
 from kvstore.store.locations import Location, find_locations
-from kvstore.store.objects import ObjectName, Staged
+from kvstore.store.objects import ObjectName, Staged, stored_digest
 from kvstore.store.opening import Opened
 from kvstore.store.prepared import Prepared
 from kvstore.store.put import Put
@@ -54,6 +54,7 @@ class _Moves:
         self._opened = opened
         self._objects: list[ObjectName] = []
         self._documents: list[tuple[Documents, Digest]] = []
+        self._folders: set[Path] = set()
 
     def object(self, staged: Staged) -> None:
         self._opened.objects.publish(staged)
@@ -65,14 +66,12 @@ class _Moves:
         if found == data:
             return
         documents.publish(path, digest)
+        self._folders |= documents.folders(digest)
         if found is None:
             self._documents.append((documents, digest))
 
     def flush(self) -> None:
-        folders = self._opened.objects.folders(self._objects)
-        for documents, digest in self._documents:
-            folders |= documents.folders(digest)
-        self._opened.sync(folders)
+        self._opened.sync(self._folders | self._opened.objects.folders(self._objects))
 
     def take_back(self) -> None:
         for name in self._objects:
@@ -93,12 +92,29 @@ class _Drafts:
 _DAMAGED: Final = Prepared(sa.select(entries.c.damaged).where(entries.c.entry_id == sa.bindparam("entry_id")))
 
 
-def is_intact(opened: Opened, location: Location | None) -> bool:
-    """Whether a payload can be used as it lies there: live or doomed, and a file of the recorded size."""
+def _usable_size(opened: Opened, location: Location | None) -> int | None:
+    """The size of a payload's file that can be used as it lies there, live or doomed; None where there is none.
+
+    One of another size than its row states can be used as well if it has the digest in its name: that proves the
+    bytes, and the row does not.
+    """
     if location is None or location.state not in (LIVE, DOOMED):
-        return False
+        return None
     found = opened.objects.identify(location.name)
-    return found is not None and found[1] == location.stored_size
+    if found is None:
+        return None
+    size = found[1]
+    return size if size == location.stored_size or _is_as_named(opened, location.name) else None
+
+
+def _is_as_named(opened: Opened, name: ObjectName) -> bool:
+    stored = opened.objects.open(name)
+    if stored is None:
+        return False
+    try:
+        return stored_digest(stored) == name.stored
+    finally:
+        stored.close()
 
 
 def survey(opened: Opened, put: Put) -> tuple[list[PayloadRef], bool]:
@@ -106,8 +122,10 @@ def survey(opened: Opened, put: Put) -> tuple[list[PayloadRef], bool]:
     with opened.index.read() as connection:
         damaged = _DAMAGED.first(connection, entry_id=put.entry_id)
         known = find_locations(connection, put.manifest.namespace, [ref.digest for ref in put.refs])
-    absent = [ref for ref in put.refs if not is_intact(opened, known.get(ref.digest))]
-    if absent or damaged != (0,) or any(location.state != LIVE for location in known.values()):
+    sizes = {ref.digest: _usable_size(opened, known.get(ref.digest)) for ref in put.refs}
+    absent = [ref for ref in put.refs if sizes[ref.digest] is None]
+    as_noted = all(item.state == LIVE and item.stored_size == sizes[item.name.payload] for item in known.values())
+    if absent or damaged != (0,) or not as_noted:
         return absent, False
     return absent, opened.manifests.read(put.entry_id, MAX_MANIFEST_BYTES) == put.manifest.data
 
@@ -161,8 +179,10 @@ def _choose(
     choice = Choice()
     for ref in put.refs:
         location = known.get(ref.digest)
-        if location is not None and is_intact(opened, location):
-            (choice.raised if location.state == DOOMED else choice.used).append(location)
+        size = _usable_size(opened, location)
+        if location is not None and size is not None:
+            (choice.raised if location.state == DOOMED else choice.used).append(replace(location, stored_size=size))
+            choice.resized |= size != location.stored_size
         elif ref.digest in staged:
             choice.published.append((staged[ref.digest], location))
         else:

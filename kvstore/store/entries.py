@@ -81,7 +81,7 @@ def entry_infos(
     connection: sa.Connection, *, entry_ids: Iterable[Digest] | None = None, model: Digest | None = None,
     namespace: str | None = None, limit: int | None = None,
 ) -> list[EntryInfo]:  # fmt: skip
-    """Entries by the time of their last put or use, newest first.
+    """Entries by the time when they were made or used last, newest first.
 
     Args:
         entry_ids: Only these; unknown ones are passed over.
@@ -117,7 +117,7 @@ def _with_details(connection: sa.Connection, rows: list[sa.Row[Any]]) -> list[En
         for key, name in connection.execute(query.order_by(labels.c.name)):
             names.setdefault(key, []).append(name)
         for key, name, value in connection.execute(notes.select().where(notes.c.entry_key.in_(part))):
-            with suppress(ValueError, RecursionError):
+            with suppress(ValueError, TypeError, RecursionError):
                 # Written as JSON; what somebody else has made of a row must not hide the entry.
                 facts.setdefault(key, {})[name] = json.loads(value)
     return [
@@ -195,7 +195,7 @@ def check_annotation(name: str, value: Json) -> str:
 
 
 def touch(opened: Opened, entry_id: Digest) -> None:
-    """Note that an entry was used, at most once an hour, where nobody else is writing and there is room for it."""
+    """Note that an entry was used or put again, at most once an hour, where nobody else is writing and there is room for it."""
     now = now_micros()
     (read, last), opened.last_read = opened.last_read, (None, None)
     if read != entry_id:

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Protocol
 
-from kvstore.format.digest import Digest, digest_hex
+from kvstore.format.digest import Digest, digest_hex, sha256_digest
 from kvstore.format.object import ObjectParts
 from kvstore.store.fs import (
     list_files,
@@ -31,12 +31,16 @@ from kvstore.store.fs import (
 from kvstore.store.quarantine import clear_place, set_aside
 from kvstore.store.temp import Session
 
-__all__ = ["LocalObjects", "ObjectBackend", "ObjectName", "Staged", "StoredObject", "parse_object_name"]
+__all__ = [
+    "LocalObjects", "ObjectBackend", "ObjectName", "Staged", "StoredObject", "parse_object_name",
+    "stored_digest",
+]  # fmt: skip
 
 _NAME: Final = re.compile(r"([0-9a-f]{64})\.([0-9a-f]{64})\.kvo", re.ASCII)
 _SMALL: Final = 256 * 1024
 """Objects up to this size are read, not mapped: cheaper, and a vanishing drive is an error, not a signal."""
 _LARGE: Final = 4 * 2**20
+_PIECE: Final = 2 * 2**20
 _CAN_RELEASE: Final = hasattr(mmap, "MADV_DONTNEED")
 
 
@@ -74,6 +78,17 @@ class StoredObject(Protocol):
 
     def close(self) -> None:
         """Release the bytes; views into them keep them alive until they are gone too."""
+
+
+def stored_digest(stored: StoredObject) -> Digest:
+    """SHA-256 of the stored bytes; of a large object no more than a few MiB are in memory at once."""
+    return sha256_digest(_pieces(stored))
+
+
+def _pieces(stored: StoredObject) -> Iterator[memoryview]:
+    for begin in range(0, len(stored.data), _PIECE):
+        yield stored.data[begin : begin + _PIECE]
+        stored.release(begin, begin + _PIECE)
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,7 +29,7 @@ from kvstore.format.seal import changed, seal
 from kvstore.format.tensors import Payload
 from kvstore.store.clock import now_micros
 from kvstore.store.commit import commit, survey
-from kvstore.store.entries import annotate_entry, label_entry
+from kvstore.store.entries import annotate_entry, label_entry, touch
 from kvstore.store.naming import parse_label
 from kvstore.store.objects import Staged
 from kvstore.store.opening import Opened
@@ -117,6 +117,7 @@ def _nothing_new(opened: Opened, put: Put) -> Written:
             if put.label is not None:
                 label_entry(connection, put.label, put.entry_id, now)
             annotate_entry(connection, put.entry_id, put.annotations)
+    touch(opened, put.entry_id)
     receipt = put.receipt(now, stored_bytes=0, written=0, reused=len(put.refs))
     return Written(put.entry_id, False, receipt, put.raw_bytes, 0, 0, len(put.refs))  # noqa: FBT003
 

@@ -26,7 +26,7 @@ from kvstore.store.damage import flag_entry, mark_missing, quarantine
 from kvstore.store.findings import REBUILD
 from kvstore.store.locations import Location, find_locations, locations_of_entry
 from kvstore.store.naming import entry_key
-from kvstore.store.objects import ObjectName, StoredObject
+from kvstore.store.objects import ObjectName, StoredObject, stored_digest
 from kvstore.store.opening import Opened
 from kvstore.store.schema import QUARANTINED
 
@@ -34,7 +34,6 @@ __all__ = ["Verification", "check_object", "open_object", "open_stored", "read_m
 
 Verification = Literal["auto", "always"]
 
-_PIECE: Final = 2 * 2**20
 _DECODE_CODES: Final = frozenset({"ZSTD_CORRUPT", "ZSTD_TRUNCATED", "PAYLOAD_DIGEST_MISMATCH"})
 
 
@@ -226,7 +225,8 @@ def _check_stored(opened: Opened, namespace: str, location: Location, stored: St
 def _check_size(opened: Opened, namespace: str, location: Location, stored: StoredObject) -> None:
     """The name proves the bytes, not the row: where they disagree, the digest says which of them is wrong."""
     if len(stored.data) != location.stored_size:
-        if _digest(stored) == location.name.stored:
+        opened.locations.forget(namespace, location.name.payload)
+        if stored_digest(stored) == location.name.stored:
             raise fail(
                 "STORE_CORRUPT", f"the size of {location.name.path} in the index", expected=len(stored.data),
                 found=location.stored_size, fix=REBUILD,
@@ -240,7 +240,7 @@ def _check_size(opened: Opened, namespace: str, location: Location, stored: Stor
 
 
 def _check_digest(opened: Opened, namespace: str, location: Location, stored: StoredObject) -> None:
-    found = _digest(stored)
+    found = stored_digest(stored)
     if found != location.name.stored:
         error = fail(
             "STORED_DIGEST_MISMATCH", f"the digest of {location.name.path}", expected=location.name.stored, found=found,
@@ -248,17 +248,6 @@ def _check_digest(opened: Opened, namespace: str, location: Location, stored: St
         )  # fmt: skip
         quarantine(opened, namespace, location.name, stored.identity, error)
         raise error
-
-
-def _digest(stored: StoredObject) -> Digest:
-    """SHA-256 of the stored bytes; of a large object no more than a few MiB are in memory at once."""
-    return sha256_digest(_pieces(stored))
-
-
-def _pieces(stored: StoredObject) -> Iterator[memoryview]:
-    for begin in range(0, len(stored.data), _PIECE):
-        yield stored.data[begin : begin + _PIECE]
-        stored.release(begin, begin + _PIECE)
 
 
 def _prove(opened: Opened, namespace: str, location: Location, stored: StoredObject, error: KVStoreError) -> None:

@@ -26,15 +26,20 @@ class Choice:
         used: Live, taken as it is.
         raised: Doomed, made live again.
         published: Written now, with the row that there was, if any.
+        resized: Whether rows of the used or raised ones state another size than their files have.
     """
 
     used: list[Location] = field(default_factory=list)
     raised: list[Location] = field(default_factory=list)
     published: list[tuple[Staged, Location | None]] = field(default_factory=list)
+    resized: bool = False
 
 
 _ADD_OBJECT: Final = Prepared(objects.insert().returning(objects.c.object_key))
 _RAISE: Final = objects.update().where(objects.c.object_key == sa.bindparam("key")).values(state=LIVE)
+_RESIZE: Final = objects.update().where(objects.c.object_key == sa.bindparam("key")).values(
+    stored_size=sa.bindparam("size")
+)  # fmt: skip
 _REPLACE: Final = objects.update().where(objects.c.object_key == sa.bindparam("key")).values(
     stored=sa.bindparam("to"), stored_size=sa.bindparam("size"), state=LIVE, verified=None
 )  # fmt: skip
@@ -66,7 +71,10 @@ def write_objects(connection: sa.Connection, put: Put, choice: Choice, now: int)
         {"key": location.key, "to": staged.name.stored, "size": staged.size}
         for staged, location in published if location is not None
     ]  # fmt: skip
-    keys = [location.key for location in (*choice.used, *choice.raised)]
+    kept = (*choice.used, *choice.raised)
+    keys = [location.key for location in kept]
+    if choice.resized:
+        connection.execute(_RESIZE, [{"key": location.key, "size": location.stored_size} for location in kept])
     if choice.raised:
         connection.execute(_RAISE, [{"key": location.key} for location in choice.raised])
     if healed:

@@ -260,6 +260,16 @@ def test_access_times_are_coarse(store: EntryStore) -> None:
     store.touch(sha256_digest(b"none"))
 
 
+def test_a_put_of_what_is_there_is_a_use(store: EntryStore) -> None:
+    first, second = make_entry(1, 20), make_entry(2, 20)
+    for made in (first, second):
+        put(store, made)
+    with store._opened.index.write() as connection:
+        connection.exec_driver_sql("UPDATE entries SET accessed_at = accessed_at - 7200000000")
+    assert not put(store, first).created
+    assert [info.entry_id for info in store.entries()] == [first.entry_id, second.entry_id]
+
+
 def test_totals(store: EntryStore) -> None:
     first, second = put(store, make_entry(1, 512, layers=1)), put(store, make_entry(1, 700, layers=1))
     totals = store.stats()

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from kvstore.errors import KVStoreError
+from kvstore.errors import KVStoreError, fail
 from kvstore.format.groups import PayloadRef
 from kvstore.format.seal import seal
 from kvstore.format.tensors import Payload
@@ -244,6 +244,30 @@ def test_a_put_heals_objects_that_were_lost(store: EntryStore) -> None:
     assert len(list((store.root / "quarantine").glob("*.kvo"))) == 1
 
 
+@pytest.mark.parametrize("size", [-1, 0, 1, 2**62])
+def test_a_put_uses_a_sound_object_whatever_size_its_row_states(
+    store: EntryStore, monkeypatch: pytest.MonkeyPatch, size: int
+) -> None:
+    """Its name proves its bytes; nothing is set aside, and the row is put right."""
+    made = make_entry(15, 600)
+    put(store, made)
+    before = files(store.root)
+    with store._opened.index.write() as connection:
+        connection.exec_driver_sql(f"UPDATE objects SET stored_size = {size}")
+
+    def full(*args: object) -> None:
+        raise fail("NO_SPACE", "the volume is full")
+
+    with monkeypatch.context() as patched:
+        patched.setattr("kvstore.store.commit._record", full)
+        assert code_of(put, store, made) == "NO_SPACE"
+    assert files(store.root) == before
+    assert put(store, made).objects_written == 0
+    read_back(store, made, "always")
+    clean(store)
+    assert not list((store.root / "quarantine").glob("*"))
+
+
 def test_a_put_writes_a_lost_or_changed_manifest_again(store: EntryStore) -> None:
     made = make_entry(16, 20)
     put(store, made)
@@ -258,6 +282,21 @@ def test_a_put_writes_a_lost_or_changed_manifest_again(store: EntryStore) -> Non
         assert not store.info(made.entry_id).damaged
         read_back(store, made)
     clean(store)
+
+
+def test_the_folder_of_a_manifest_that_is_written_again_is_flushed(
+    store: EntryStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before the row says that all is well: else a power cut could bring the changed one back."""
+    made = make_entry(16, 20)
+    put(store, made)
+    path = store.root / "manifests" / made.entry_id[7:9] / f"{made.entry_id[7:]}.json"
+    overwrite(path, b"{}")
+    assert code_of(store.manifest, made.entry_id) == "MANIFEST_DIGEST_MISMATCH"
+    flushed: set[Path] = set()
+    monkeypatch.setattr(store._opened, "sync", flushed.update)
+    put(store, made)
+    assert path.parent in flushed
 
 
 def test_a_store_deleted_while_open_begins_anew(store: EntryStore) -> None:
