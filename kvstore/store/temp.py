@@ -16,7 +16,7 @@ import threading
 import time
 from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, wait
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final, Self
 
@@ -48,7 +48,11 @@ class Session:
         while self._lock < 0:
             self.path = tmp / f"{boot_id()}-{os.getpid()}-{secrets.token_hex(8)}"
             self.path.mkdir(DIR_MODE)
-            self._lock, _ = _lock(self.path)
+            try:
+                self._lock, _ = _lock(self.path)
+            except OSError:
+                _remove(self.path)
+                raise
 
     def name(self) -> Path:
         """A fresh path in the session."""
@@ -157,7 +161,11 @@ def _claimed(path: Path, young: float, kind: int) -> Iterator[bool]:
         yield False
         return
     alive = pid.isdecimal() and _alive(int(pid))
-    fd, held = (-1, False) if alive and age < young else _lock(path, kind)
+    fd, held = -1, False
+    if not alive or age >= young:
+        # What cannot be opened, as without a free descriptor, is not proved to have ended.
+        with suppress(OSError):
+            fd, held = _lock(path, kind)
     try:
         yield fd >= 0 and (held or not alive or age > _OLD)
     finally:
@@ -182,10 +190,13 @@ def _lock(path: Path, kind: int = fcntl.LOCK_EX) -> tuple[int, bool]:
     Returns:
         The descriptor, or -1 where another holds the lock or the directory is gone; and whether there is a lock,
         which some file systems cannot give.
+
+    Raises:
+        OSError: the directory is there and cannot be opened.
     """
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    except OSError:
+    except FileNotFoundError:
         return -1, False
     held = True
     try:

@@ -11,6 +11,7 @@ import pytest
 
 from kvstore.store.fs import os_error, publish_new, write_file
 from kvstore.store.temp import Session, boot_id, garbage_sessions, is_live, sweep_sessions
+from tests.store.kit import child
 
 
 @pytest.mark.parametrize(
@@ -81,3 +82,37 @@ def test_two_who_look_at_a_dead_session_do_not_take_each_other_for_its_owner(tmp
     finally:
         os.close(fd)
     assert sweep_sessions(tmp_path) == 1
+
+
+def test_a_session_that_cannot_be_opened_is_none_and_leaves_nothing(tmp_path: Path) -> None:
+    """Nor is one that cannot be looked into taken for ended: without a free descriptor nothing is proved."""
+    script = """
+import errno, os, resource, sys
+from pathlib import Path
+from kvstore.store.temp import Session, boot_id, garbage_sessions
+tmp = Path(sys.argv[1])
+(tmp / f"{boot_id()}-999999999-00").mkdir()
+def refused(call, *args):
+    try:
+        return call(*args)
+    except OSError as error:
+        return errno.errorcode[error.errno]
+def unlockable(call):
+    before = set(os.listdir(tmp))
+    free = os.dup(0)
+    os.close(free)
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    # What lists the folder has its descriptor; what locks a session has none.
+    listed = sorted(tmp.iterdir())
+    Path.iterdir = lambda path: iter(listed)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (free, hard))
+    try:
+        print(call())
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert set(os.listdir(tmp)) == before
+unlockable(lambda: refused(Session, tmp))
+unlockable(lambda: garbage_sessions(tmp))
+print(len(garbage_sessions(tmp)))
+"""
+    assert child(script, tmp_path) == "EMFILE\n[]\n1\n"
