@@ -1,7 +1,7 @@
 """The index's engine: transactions, and database errors as typed ones.
 
-:class:`Index` is one SQLite database in WAL mode. Its write lock is the only lock in a
-store: the kernel drops it with the process, so a killed writer blocks nobody. Every
+:class:`Index` is one SQLite database in WAL mode. Its write lock is the only lock of its
+rows: the kernel drops it with the process, so a killed writer blocks nobody. Every
 unit that writes starts with ``BEGIN IMMEDIATE``, because a deferred transaction that
 reads and then writes fails at once when another has committed in between, whatever the
 timeout. Commits are ``synchronous=FULL``: deleting files is safe only after the commit
@@ -54,14 +54,14 @@ class Index:
         """
         self.path = path
         self.read_only = read_only
-        self._lock_timeout = lock_timeout
+        self.lock_timeout = lock_timeout
         self._connect = partial(
             connect, path, read_only=read_only, immutable=immutable, timeout=min(_SLICE, lock_timeout), full=full
         )
         self._pid = -1
         self._engine: sa.Engine | None = None
         self.on_missing: Callable[[], None] | None = None
-        """Called before a transaction where the file is not there: makes it again, or raises."""
+        """Called before a transaction where the file is not there: makes it again, waits for it, or raises."""
 
     @contextmanager
     def read(self) -> Iterator[sa.Connection]:
@@ -117,13 +117,14 @@ class Index:
 
     def close(self) -> None:
         """Close every idle connection; the last one folds the write-ahead log into the file."""
-        if self._engine is not None:
-            self._engine.dispose(close=self._pid == os.getpid())
-            self._engine = None
+        # Taken at once: of two threads that find the file replaced, one closes.
+        engine, self._engine = self._engine, None
+        if engine is not None:
+            engine.dispose(close=self._pid == os.getpid())
 
     def _begin(self, connection: sa.Connection, checkpoint: Callable[[], None] | None) -> None:
         """Take the write lock, looking up for signals and cancellation twice a second."""
-        deadline = time.monotonic() + self._lock_timeout
+        deadline = time.monotonic() + self.lock_timeout
         while True:
             if checkpoint is not None:
                 checkpoint()
@@ -148,11 +149,12 @@ class Index:
             self.on_missing()
         if self.read_only and not self.path.exists():
             raise fail("STORE_MISSING", f"the index at {self.path} is gone", fix="Mount the volume again.")
-        if self._engine is None or self._pid != os.getpid():
+        engine = self._engine
+        if engine is None or self._pid != os.getpid():
             self.close()
-            self._engine = self._make_engine()
-            self._pid = os.getpid()
-        return self._engine
+            engine = self._make_engine()
+            self._pid, self._engine = os.getpid(), engine
+        return engine
 
     def _make_engine(self) -> sa.Engine:
         engine = sa.create_engine(

@@ -21,17 +21,17 @@ import os
 import sqlite3
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager, suppress
 from pathlib import Path
 from typing import Final
 
-from kvstore.errors import KVStoreError, fail
+from kvstore.errors import fail
 from kvstore.store.config import Paths
 from kvstore.store.fs import make_dir, publish_new, sync_path
 from kvstore.store.index import DEFAULT_LOCK_TIMEOUT, database_error
-from kvstore.store.sqlite_file import check_file, connect
+from kvstore.store.sqlite_file import connect, require_ours
 
-__all__ = ["index_lock", "is_clear", "lock_old", "old_index", "swap_index"]
+__all__ = ["index_lock", "is_clear", "lock_old", "old_index", "swap_index", "wait_for_index"]
 
 _SUFFIXES: Final = ("", "-wal", "-shm")
 _POLL: Final = 0.02
@@ -54,6 +54,17 @@ def index_lock(paths: Paths, timeout: float = DEFAULT_LOCK_TIMEOUT) -> Iterator[
         yield
     finally:
         os.close(fd)
+
+
+def wait_for_index(paths: Paths, timeout: float) -> None:
+    """Where the index is not there, wait while another process makes or exchanges it; needs no right to write.
+
+    Raises:
+        BusyError: STORE_BUSY.
+    """
+    if not paths.index.exists():
+        with suppress(OSError), index_lock(paths, timeout):
+            pass
 
 
 def _lock(fd: int, paths: Paths, deadline: float) -> None:
@@ -89,21 +100,22 @@ def is_clear(paths: Paths) -> bool:
 
 
 def lock_old(index: Path, stack: ExitStack) -> sqlite3.Connection | None:
-    """An old index with its write lock held, or None where it is gone or past reading."""
+    """An old index with its write lock held, or None where it is gone or past reading.
+
+    Raises:
+        StoreError, UnsupportedError: as :func:`~kvstore.store.sqlite_file.require_ours`.
+        BusyError, StoreError, SpaceError: as of any index.
+    """
     if not index.exists():
         return None
     try:
         connection = stack.enter_context(closing(connect(index, timeout=DEFAULT_LOCK_TIMEOUT)))
-        check_file(index, connection, read_only=False)
+        require_ours(index, connection)
         connection.execute("BEGIN IMMEDIATE")
     except (sqlite3.Error, UnicodeDecodeError) as error:
         typed = database_error(error, index)
         if typed.code != "STORE_CORRUPT":
             raise typed from error
-        return None
-    except KVStoreError as error:
-        if error.code != "STORE_CORRUPT":
-            raise
         return None
     return connection
 

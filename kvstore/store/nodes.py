@@ -53,7 +53,7 @@ nodes: Final[sa.Table] = sa.Table(
     sa.Column("media", sa.LargeBinary),
     sa.Column("digest", sa.LargeBinary),
     sa.UniqueConstraint("parent", "head"),
-    sa.Index("ix_tree_nodes_digest", "digest", unique=True, sqlite_where=_HAS_DIGEST, postgresql_where=_HAS_DIGEST),
+    sa.Index("ix_tree_nodes_digest", "digest", unique=True, sqlite_where=_HAS_DIGEST),
     sqlite_strict=True,
 )  # fmt: skip
 

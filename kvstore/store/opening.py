@@ -7,6 +7,7 @@ import shutil
 import sqlite3
 from collections.abc import Iterable
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
@@ -16,7 +17,7 @@ from kvstore.store.config import Paths, StoreConfig, ensure_layout, open_config,
 from kvstore.store.documents import Documents
 from kvstore.store.fs import list_files, os_errors, sync_paths
 from kvstore.store.index import DEFAULT_LOCK_TIMEOUT, Index, database_error
-from kvstore.store.index_swap import index_lock, is_clear
+from kvstore.store.index_swap import index_lock, is_clear, wait_for_index
 from kvstore.store.locations import Locations
 from kvstore.store.objects import LocalObjects, ObjectBackend
 from kvstore.store.sqlite_file import check_file, connect, make_file, readable_copy
@@ -55,8 +56,7 @@ class Opened:
         self.last_read: tuple[Digest | None, int | None] = (None, None)
         self._copied = copied
         self._device = _device(paths.root), _device(paths.root.parent)
-        if not index.read_only:
-            index.on_missing = self._revive
+        index.on_missing = partial(wait_for_index, paths, index.lock_timeout) if index.read_only else self._revive
 
     @property
     def read_only(self) -> bool:
@@ -90,7 +90,7 @@ class Opened:
             if not self.paths.config.exists():
                 self.config = write_config(self.paths.root, self.config)
             ensure_layout(self.paths)
-            ensure_index(self.paths)
+            ensure_index(self.paths, self.index.lock_timeout)
 
     def close(self) -> None:
         """Note what was verified, close the index, drop the private copy if there is one."""
@@ -125,7 +125,7 @@ def open_store(
     with os_errors(f"opening the store at {paths.root}", writing=True):
         ensure_layout(paths)
         sweep_sessions(paths.tmp)
-        ensure_index(paths)
+        ensure_index(paths, lock_timeout)
         try:
             _check(paths.index, read_only=False)
         except KVStoreError as error:
@@ -133,16 +133,20 @@ def open_store(
                 raise
             # Another process may be exchanging it just now, or somebody has deleted it while it was opened:
             # SQLite calls that an error of the disk. A disk that fails does so the second time, too.
-            ensure_index(paths)
+            ensure_index(paths, lock_timeout)
             _check(paths.index, read_only=False)
     return Opened(paths, config, Index(paths.index, full=full, lock_timeout=lock_timeout), full=full)
 
 
-def ensure_index(paths: Paths) -> None:
-    """Make the index where it is not there, from what the store holds. Raises OSError and typed errors."""
+def ensure_index(paths: Paths, timeout: float = DEFAULT_LOCK_TIMEOUT) -> None:
+    """Make the index where it is not there, from what the store holds. Raises OSError and typed errors.
+
+    Args:
+        timeout: Seconds to wait for another process that makes it.
+    """
     if paths.index.exists():
         return
-    with index_lock(paths):
+    with index_lock(paths, timeout):
         # Another process may have made it, and written to it, while this one waited.
         if paths.index.exists():
             return
@@ -176,17 +180,21 @@ def make_index(index: Path, session: Session) -> None:
 
 
 def _open_for_reading(paths: Paths, config: StoreConfig, lock_timeout: float) -> Opened:
-    if not paths.index.exists():
-        raise fail(
-            "STORE_CORRUPT", f"the store at {paths.root} has no index", fix="Open it writable once: it is then rebuilt."
-        )
-    try:
-        _check(paths.index, read_only=True)
-    except KVStoreError as error:
-        if error.code not in ("STORE_UNREADABLE", "STORE_READ_ONLY"):
-            raise
-    else:
-        return Opened(paths, config, Index(paths.index, read_only=True, lock_timeout=lock_timeout))
+    # Twice, for another process may exchange the index between the look for it and its opening.
+    for last in (False, True):
+        wait_for_index(paths, lock_timeout)
+        if not paths.index.exists():
+            raise fail(
+                "STORE_CORRUPT", f"the store at {paths.root} has no index",
+                fix="Open it writable once: it is then rebuilt.",
+            )  # fmt: skip
+        try:
+            _check(paths.index, read_only=True)
+        except KVStoreError as error:
+            if error.code not in ("STORE_UNREADABLE", "STORE_READ_ONLY") and (last or error.code != "STORE_IO"):
+                raise
+        else:
+            return Opened(paths, config, Index(paths.index, read_only=True, lock_timeout=lock_timeout))
     return _open_frozen(paths, config)
 
 
@@ -201,7 +209,11 @@ def _open_frozen(paths: Paths, config: StoreConfig) -> Opened:
             _check(paths.index, read_only=True, immutable=True)
             return Opened(paths, config, Index(paths.index, read_only=True, immutable=True))
         copy = readable_copy(paths.index)
-        _check(copy, read_only=True)
+        try:
+            _check(copy, read_only=True)
+        except BaseException:
+            shutil.rmtree(copy.parent, ignore_errors=True)
+            raise
         return Opened(paths, config, Index(copy, read_only=True), copied=copy)
 
 

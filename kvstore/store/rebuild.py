@@ -25,6 +25,7 @@ from kvstore.format.receipt import Receipt, parse_receipt
 from kvstore.limits import MAX_MANIFEST_BYTES, MAX_RECEIPT_BYTES
 from kvstore.store.clock import text_micros
 from kvstore.store.config import Paths, open_config, store_root
+from kvstore.store.documents import Documents
 from kvstore.store.entries import annotate_entry
 from kvstore.store.fs import os_errors
 from kvstore.store.index import Index
@@ -35,7 +36,7 @@ from kvstore.store.opening import Opened, make_index
 from kvstore.store.put import Put
 from kvstore.store.rows import Choice, write_entry, write_objects
 from kvstore.store.salvage import Salvage, salvage, storable
-from kvstore.store.schema import receipts
+from kvstore.store.schema import doomed_files, receipts
 from kvstore.store.temp import Session
 
 __all__ = ["Rebuilt", "rebuild_index", "rebuild_locked"]
@@ -92,8 +93,8 @@ def rebuild_locked(paths: Paths) -> Rebuilt:
 def _fill(opened: Opened, old: Salvage) -> Rebuilt:
     result = Rebuilt()
     with opened.index.write() as connection:
-        files = _Files(_object_files(opened), _receipts(opened, connection, result))
-        digests = [digest for _, digest in opened.manifests.files() if digest is not None]
+        files = _Files(_object_files(opened), _receipts(opened, connection, old, result))
+        digests = _manifests(opened, connection, old)
         # Newest means added last, and the newest of equal entries wins a match.
         for digest in sorted(digests, key=lambda digest: (_made_at(opened, files, old, digest), digest)):
             try:
@@ -120,7 +121,26 @@ def _object_files(opened: Opened) -> dict[Digest, list[ObjectName]]:
     return found
 
 
-def _receipts(opened: Opened, connection: sa.Connection, result: Rebuilt) -> dict[Digest, list[Receipt]]:
+def _manifests(opened: Opened, connection: sa.Connection, old: Salvage) -> list[Digest]:
+    """The entries; what was removed and whose file is still to go is none, and stays to be removed."""
+    digests = []
+    for _, digest in opened.manifests.files():
+        if digest is not None and not _is_doomed(opened.manifests, connection, old, digest, digest):
+            digests.append(digest)
+    return digests
+
+
+def _is_doomed(documents: Documents, connection: sa.Connection, old: Salvage, digest: Digest, subject: Digest) -> bool:
+    path = documents.relative(digest)
+    if not old.is_doomed(path, subject):
+        return False
+    connection.execute(doomed_files.insert().values(path=path))
+    return True
+
+
+def _receipts(
+    opened: Opened, connection: sa.Connection, old: Salvage, result: Rebuilt
+) -> dict[Digest, list[Receipt]]:
     """Give every sound receipt its row; gives the write receipts by entry."""
     written: dict[Digest, list[Receipt]] = {}
     for _, digest in opened.receipts.files():
@@ -130,6 +150,8 @@ def _receipts(opened: Opened, connection: sa.Connection, result: Rebuilt) -> dic
         try:
             receipt = parse_receipt(data)
         except KVStoreError:
+            continue
+        if _is_doomed(opened.receipts, connection, old, digest, receipt.subject):
             continue
         connection.execute(receipts.insert().values(
             digest=digest, subject=receipt.subject, type=receipt.type, made_at=receipt.made_at

@@ -1,13 +1,16 @@
-"""What an old index alone knew, read as far as it can be read: labels, pins, leases, times, annotations."""
+"""What an old index alone knew, read as far as it can be read: labels, pins, leases, times, annotations, removals.
+
+Somebody may have changed it, tables and all: a row that is none of ours is passed over, the others count.
+"""
 
 from __future__ import annotations
 
 import json
 import sqlite3
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Any
 
 import sqlalchemy as sa
 
@@ -20,9 +23,6 @@ from kvstore.store.schema import entries, leases
 
 __all__ = ["Salvage", "salvage", "storable"]
 
-_UNREADABLE: Final = (sqlite3.Error, UnicodeDecodeError, TypeError)
-"""Of a table that is damaged, or has been made by somebody else with columns of other types."""
-
 
 @dataclass(slots=True)
 class Salvage:
@@ -33,12 +33,14 @@ class Salvage:
         labels: Label to entry and time of setting.
         annotations: Name to value.
         leases: Owner to entry, time of taking and end.
+        doomed: Paths of documents whose entries were removed, and which may be there still.
     """
 
     times: dict[Digest, tuple[int, int, int]] = field(default_factory=dict)
     labels: dict[str, tuple[Digest, int]] = field(default_factory=dict)
     annotations: dict[Digest, dict[str, Json]] = field(default_factory=dict)
     leases: dict[str, tuple[Digest, int, int]] = field(default_factory=dict)
+    doomed: set[str] = field(default_factory=set)
 
     def restore_entry(self, connection: sa.Connection, entry_id: Digest) -> None:
         """Give an entry of the new index its times, pin and annotations back."""
@@ -47,6 +49,10 @@ class Salvage:
             change = entries.update().where(entries.c.entry_id == entry_id)
             connection.execute(change.values(created_at=created_at, accessed_at=accessed_at, pinned=pinned))
         annotate_entry(connection, entry_id, storable(self.annotations.get(entry_id, {})))
+
+    def is_doomed(self, path: str, entry_id: Digest) -> bool:
+        """Whether this document of an entry was removed, and only its file has not gone yet."""
+        return path in self.doomed and entry_id not in self.times
 
     def restore_labels(self, connection: sa.Connection) -> None:
         """Set the labels whose entries are there."""
@@ -78,26 +84,40 @@ def salvage(old: sqlite3.Connection | None) -> Salvage:
     found = Salvage()
     if old is None:
         return found
-    with suppress(*_UNREADABLE):
-        for entry_id, *values in old.execute("SELECT entry_id, created_at, accessed_at, pinned FROM entries"):
-            found.times[_digest(entry_id)] = (values[0], values[1], values[2])
-    with suppress(*_UNREADABLE):
-        query = "SELECT name, entry_id, set_at FROM labels JOIN entries USING (entry_key)"
-        for name, entry_id, set_at in old.execute(query):
-            found.labels[name] = (_digest(entry_id), set_at)
-    with suppress(*_UNREADABLE):
-        query = "SELECT entry_id, name, value FROM annotations JOIN entries USING (entry_key)"
-        for entry_id, name, value in old.execute(query):
-            with suppress(ValueError, RecursionError):
-                found.annotations.setdefault(_digest(entry_id), {})[name] = json.loads(value)
-    with suppress(*_UNREADABLE):
-        query = "SELECT owner, entry_id, taken_at, expires_at FROM leases JOIN entries USING (entry_key)"
-        for owner, entry_id, taken_at, expires_at in old.execute(query):
-            found.leases[owner] = (_digest(entry_id), taken_at, expires_at)
+    old.text_factory = _text
+    for entry_id, created_at, accessed_at, pinned in _rows(
+        old, "SELECT entry_id, created_at, accessed_at, pinned FROM entries", bytes, int, int, int
+    ):
+        found.times[_digest(entry_id)] = (created_at, accessed_at, pinned)
+    query = "SELECT name, entry_id, set_at FROM labels JOIN entries USING (entry_key)"
+    for name, entry_id, set_at in _rows(old, query, str, bytes, int):
+        found.labels[name] = (_digest(entry_id), set_at)
+    query = "SELECT name, entry_id, value FROM annotations JOIN entries USING (entry_key)"
+    for name, entry_id, value in _rows(old, query, str, bytes, str):
+        with suppress(ValueError, RecursionError):
+            found.annotations.setdefault(_digest(entry_id), {})[name] = json.loads(value)
+    query = "SELECT owner, entry_id, taken_at, expires_at FROM leases JOIN entries USING (entry_key)"
+    for owner, entry_id, taken_at, expires_at in _rows(old, query, str, bytes, int, int):
+        found.leases[owner] = (_digest(entry_id), taken_at, expires_at)
+    found.doomed = {path for (path,) in _rows(old, "SELECT path FROM doomed_files", str)}
     return found
 
 
-def _digest(raw: object) -> Digest:
-    if not isinstance(raw, bytes):
-        raise TypeError
+def _rows(old: sqlite3.Connection, query: str, *types: type) -> Iterator[tuple[Any, ...]]:
+    """The rows of these types, up to where the table cannot be read."""
+    with suppress(sqlite3.Error):
+        for row in old.execute(query):
+            if all(type(value) is kind for value, kind in zip(row, types, strict=True)):
+                yield row
+
+
+def _text(raw: bytes) -> str | None:
+    """Text of the index; None, which no column of ours holds, where it is none."""
+    try:
+        return raw.decode()
+    except UnicodeDecodeError:
+        return None
+
+
+def _digest(raw: bytes) -> Digest:
     return Digest(f"sha256:{raw.hex()}")

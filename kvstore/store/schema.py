@@ -1,4 +1,4 @@
-"""The tables of the index, one set for SQLite and PostgreSQL.
+"""The tables of the index.
 
 The index is derived: ``rebuild`` makes it again from ``manifests/``, ``receipts/`` and
 ``objects/``. Only labels, pins, leases and access times are its own. Digests are 32-byte
@@ -95,12 +95,12 @@ objects: Final[sa.Table] = sa.Table(
     sa.Column("raw_size", BigKey, nullable=False),
     sa.Column("stored_size", BigKey, nullable=False),
     sa.Column("state", sa.Text, nullable=False),
-    # Identity of the file whose stored digest was last checked: "dev-inode-size-mtime_ns".
+    # Identity of the file whose stored digest was last checked: "dev-inode-size-mtime_ns-ctime_ns".
     sa.Column("verified", sa.Text),
     sa.Column("created_at", BigKey, nullable=False),
     sa.UniqueConstraint("namespace", "payload"),
     sa.CheckConstraint("state IN ('live', 'doomed', 'quarantined', 'missing')", name="state"),
-    sa.Index("ix_objects_not_live", "state", sqlite_where=_NOT_LIVE, postgresql_where=_NOT_LIVE),
+    sa.Index("ix_objects_not_live", "state", sqlite_where=_NOT_LIVE),
     sqlite_strict=True,
     sqlite_autoincrement=True,
 )  # fmt: skip

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Final
 from urllib.parse import quote
 
+import sqlalchemy as sa
 from sqlalchemy.dialects import sqlite
 from sqlalchemy.schema import CreateIndex, CreateTable
 
@@ -19,10 +20,14 @@ from kvstore.store.findings import REBUILD
 from kvstore.store.fs import publish_new, sync_path
 from kvstore.store.schema import METADATA
 
-__all__ = ["APPLICATION_ID", "SCHEMA_VERSION", "check_file", "connect", "make_file", "readable_copy"]
+__all__ = [
+    "APPLICATION_ID", "SCHEMA_VERSION", "check_file", "connect", "make_file", "readable_copy",
+    "require_ours",
+]  # fmt: skip
 
 APPLICATION_ID: Final = 0x4B565354
 """``KVST`` in SQLite's header field for the application."""
+_DIALECT: Final = sqlite.dialect()
 _PAGE_SIZE: Final = 8192
 _WAL_LIMIT: Final = 64 * 2**20
 
@@ -107,57 +112,97 @@ def check_file(path: Path, connection: sqlite3.Connection, *, read_only: bool) -
     """Prove that an open file is an index of a version that we know; bring an older one up to date.
 
     Raises:
-        StoreError: STORE_NOT_OURS for another program's database.
-        IntegrityError: STORE_CORRUPT for an empty file.
+        StoreError: as :func:`require_ours`; STORE_READ_ONLY for an older one that cannot be brought up to date.
+        IntegrityError: STORE_CORRUPT for an empty file, and for one that is not what its version says.
         UnsupportedError: STORE_VERSION_UNSUPPORTED.
     """
-    application, version = _number(connection, "application_id"), _number(connection, "user_version")
-    if application != APPLICATION_ID:
-        if not application and not version and not _number(connection, "schema_version"):
-            raise fail("STORE_CORRUPT", f"{path} is empty", fix=REBUILD)
-        raise fail(
-            "STORE_NOT_OURS", f"{path} is another program's database", expected=f"application id {APPLICATION_ID:#x}",
-            found=f"{application:#x}", fix="Name a store, or a new directory.",
-        )  # fmt: skip
+    version = require_ours(path, connection)
     if version < 1:
         raise fail("STORE_CORRUPT", f"the version of {path}", expected="1 or more", found=version, fix=REBUILD)
-    if version > SCHEMA_VERSION:
-        raise fail(
-            "STORE_VERSION_UNSUPPORTED", f"{path} was written by a newer release", expected=SCHEMA_VERSION,
-            found=version, fix="Upgrade kvstore.",
-        )  # fmt: skip
     if version < SCHEMA_VERSION:
         if read_only:
             raise fail(
                 "STORE_READ_ONLY", f"{path} is of an older release and cannot be brought up to date",
                 expected=SCHEMA_VERSION, found=version, fix="Open the store writable once.",
             )  # fmt: skip
-        _migrate(connection)
+        _migrate(path, connection)
+    _require_columns(path, connection)
+
+
+_COLUMNS: Final = """
+    SELECT tables.name, columns.name, columns.type, columns."notnull"
+    FROM pragma_table_list AS tables JOIN pragma_table_xinfo(tables.name) AS columns
+    WHERE tables.schema = 'main' AND tables.strict
+"""
+
+
+def _require_columns(path: Path, connection: sqlite3.Connection) -> None:
+    """Every column of every table is there, of its type: in strict tables its values then are, too."""
+    wanted = {
+        (table.name, column.name, column.type.dialect_impl(_DIALECT).compile(_DIALECT), int(not column.nullable))
+        for table in _tables() for column in table.columns
+    }  # fmt: skip
+    missing = wanted.difference(connection.execute(_COLUMNS))
+    if missing:
+        table, column, kind, _ = min(missing)
+        raise fail(
+            "STORE_CORRUPT", f"the tables of {path}", expected=f"{table}.{column}, strictly {kind}", found="another",
+            fix=REBUILD,
+        )  # fmt: skip
+
+
+def require_ours(path: Path, connection: sqlite3.Connection) -> int:
+    """The version of an open file that is an index, or empty, or was an index once; 0 where it has none.
+
+    Raises:
+        StoreError: STORE_NOT_OURS for another program's database.
+        UnsupportedError: STORE_VERSION_UNSUPPORTED for an index of a newer release.
+    """
+    application, version = _number(connection, "application_id"), _number(connection, "user_version")
+    if application != APPLICATION_ID and (application or version or _number(connection, "schema_version")):
+        raise fail(
+            "STORE_NOT_OURS", f"{path} is another program's database", expected=f"application id {APPLICATION_ID:#x}",
+            found=f"{application:#x}", fix="Move it away: the index is then made again from the store's files.",
+        )  # fmt: skip
+    if version > SCHEMA_VERSION:
+        raise fail(
+            "STORE_VERSION_UNSUPPORTED", f"{path} was written by a newer release", expected=SCHEMA_VERSION,
+            found=version, fix="Upgrade kvstore.",
+        )  # fmt: skip
+    return version
 
 
 def readable_copy(path: Path) -> Path:
     """A private copy of an index whose write-ahead log cannot be read in place, as on a read-only medium."""
     folder = Path(tempfile.mkdtemp(prefix="kvstore-index-"))
-    for suffix in ("", "-wal"):
-        source = Path(f"{path}{suffix}")
-        if source.exists():
-            shutil.copyfile(source, folder / source.name)
+    try:
+        for suffix in ("", "-wal"):
+            source = Path(f"{path}{suffix}")
+            if source.exists():
+                shutil.copyfile(source, folder / source.name)
+    except BaseException:
+        shutil.rmtree(folder, ignore_errors=True)
+        raise
     return folder / path.name
+
+
+def _tables() -> list[sa.Table]:
+    """Every table of the index, in an order in which they can be made."""
+    # The prefix tree adds its tables to METADATA when it is imported.
+    import kvstore.store.nodes  # noqa: F401
+
+    return METADATA.sorted_tables
 
 
 def _definitions() -> Iterator[str]:
     """The statements that make every table and index."""
-    # The prefix tree adds its tables to METADATA when it is imported.
-    import kvstore.store.nodes  # noqa: F401
-
-    dialect = sqlite.dialect()
-    for table in METADATA.sorted_tables:
-        yield str(CreateTable(table).compile(dialect=dialect))
+    for table in _tables():
+        yield str(CreateTable(table).compile(dialect=_DIALECT))
         for index in sorted(table.indexes, key=lambda index: str(index.name)):
-            yield str(CreateIndex(index).compile(dialect=dialect))
+            yield str(CreateIndex(index).compile(dialect=_DIALECT))
 
 
-def _migrate(connection: sqlite3.Connection) -> None:
+def _migrate(path: Path, connection: sqlite3.Connection) -> None:
     """Run the steps that are missing, each in a transaction with its version."""
     while True:
         connection.execute("BEGIN IMMEDIATE")
@@ -166,7 +211,12 @@ def _migrate(connection: sqlite3.Connection) -> None:
         if version >= SCHEMA_VERSION:
             connection.execute("ROLLBACK")
             return
-        MIGRATIONS[version - 1](connection)
+        try:
+            MIGRATIONS[version - 1](connection)
+        except sqlite3.OperationalError as error:
+            if error.sqlite_errorcode != sqlite3.SQLITE_ERROR:
+                raise
+            raise fail("STORE_CORRUPT", f"{path} is not of version {version}: {error}", fix=REBUILD) from error
         connection.execute(f"PRAGMA user_version={version + 1}")
         connection.execute("COMMIT")
 

@@ -1,7 +1,7 @@
 """Writing the tree: an entry goes in, comes out, or is filed anew.
 
-Writers hold the index's write lock (``BEGIN IMMEDIATE`` on SQLite, a lock of the store's
-own on PostgreSQL): node numbers are handed out as one more than the largest.
+Writers hold the index's write lock (``BEGIN IMMEDIATE``): node numbers are handed out as
+one more than the largest.
 
 *Newest* means put last: entry keys grow, and the largest key wins. Whoever rebuilds the
 index adds entries in the order of their receipts.

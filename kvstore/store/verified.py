@@ -8,7 +8,7 @@ from typing import Final
 import sqlalchemy as sa
 
 from kvstore.errors import KVStoreError
-from kvstore.store.index import Index
+from kvstore.store.index import Index, once
 from kvstore.store.schema import objects
 
 __all__ = ["Verified"]
@@ -48,7 +48,8 @@ class Verified:
         rows = [{"key": key, "identity": identity} for key, identity in sorted(pending.items())]
         query = objects.update().where(objects.c.object_key == sa.bindparam("key"))
         try:
-            with self._index.write() as connection:
+            # A note is not worth waiting for another writer.
+            with self._index.write(once(), durable=False) as connection:
                 connection.execute(query.values(verified=sa.bindparam("identity")), rows)
         except KVStoreError:
             return

@@ -106,3 +106,36 @@ def test_a_node_that_no_tree_holds(sound: Path, tmp_path: Path, change: str) -> 
     rebuild_index(tmp_path / "s")
     with EntryStore.open(tmp_path / "s") as store:
         assert find(store, made) == made.entry_id
+
+
+@pytest.mark.parametrize("value", ["NULL", "7", "'x'", "x'ff'", "1.5", "CAST(x'ff' AS TEXT)"])
+@pytest.mark.parametrize("table", ["entries", "labels", "annotations", "leases", "doomed_files"])
+def test_tables_with_columns_of_any_type(sound: Path, tmp_path: Path, table: str, value: str) -> None:
+    """One row of what the old index alone knew is of other types: the rows after it are handed on all the same."""
+    root = tmp_path / "s"
+    shutil.copytree(sound, root)
+    with EntryStore.open(root) as store:
+        store.set_label("y", MADE[1].entry_id)
+        store.annotate(MADE[1].entry_id, {"n": 2})
+    names = [name for where, name, _ in columns(root / "index.sqlite") if where == table]
+    for name in names:
+        shutil.rmtree(tmp_path / "t", ignore_errors=True)
+        shutil.copytree(root, tmp_path / "t")
+        with closing(sqlite3.connect(tmp_path / "t" / "index.sqlite")) as connection:
+            connection.execute("PRAGMA legacy_alter_table=ON")
+            connection.execute(f"CREATE TABLE other AS SELECT * FROM {table}")
+            connection.execute(f"DROP TABLE {table}")
+            connection.execute(f"CREATE TABLE {table} ({', '.join(names)})")
+            connection.execute(f"INSERT INTO {table} SELECT * FROM other")
+            row = ", ".join(value if each == name else each for each in names)
+            connection.execute(f"INSERT INTO {table} SELECT {row} FROM other")
+            connection.execute(f"UPDATE {table} SET {name} = {value} WHERE rowid = 1")
+            connection.commit()
+        for read_only in (False, True):
+            assert code_of(EntryStore.open, tmp_path / "t", read_only=read_only) == "STORE_CORRUPT"
+        rebuild_index(tmp_path / "t")
+        with EntryStore.open(tmp_path / "t") as store:
+            for made in MADE:
+                read_back(store, made)
+            if table not in ("entries", "labels"):
+                assert set(store.labels()) == {"x", "y"}

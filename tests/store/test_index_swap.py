@@ -13,6 +13,7 @@ from kvstore.errors import KVStoreError
 from kvstore.store import index_swap, rebuild
 from kvstore.store.config import Paths
 from kvstore.store.entry_store import EntryStore
+from kvstore.store.fs import publish_new
 from kvstore.store.opening import ensure_index
 from kvstore.store.rebuild import rebuild_index
 from tests.builders import MadeEntry, make_entry
@@ -230,3 +231,45 @@ def test_an_index_that_is_there_is_not_made(tmp_path: Path) -> None:
     before = (tmp_path / "index.sqlite").stat().st_ino
     ensure_index(Paths(tmp_path))
     assert (tmp_path / "index.sqlite").stat().st_ino == before
+
+
+def test_who_opens_a_store_waits_no_longer_than_it_said(tmp_path: Path) -> None:
+    with EntryStore.open(tmp_path) as store:
+        put(store, make_entry(1, 100))
+    lose_index(tmp_path)
+    fd = os.open(tmp_path, os.O_RDONLY)
+    fcntl.flock(fd, fcntl.LOCK_EX)
+    try:
+        for read_only in (False, True):
+            assert code_of(EntryStore.open, tmp_path, read_only=read_only, lock_timeout=0.05) == "STORE_BUSY"
+    finally:
+        os.close(fd)
+
+
+def test_readers_wait_while_the_index_is_exchanged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its name is free for a moment then, which is neither damage nor a volume that is gone."""
+    made = make_entry(1, 100)
+    with EntryStore.open(tmp_path) as store:
+        put(store, made)
+    seen: list[object] = []
+
+    def opening() -> None:
+        with EntryStore.open(tmp_path, read_only=True) as other:
+            seen.append(len(other.entries()))
+
+    with EntryStore.open(tmp_path, read_only=True) as held_open:
+        readers = [threading.Thread(target=opening), threading.Thread(target=lambda: seen.append(held_open.entries()))]
+
+        def slow(*args: Path) -> bool:
+            assert not (tmp_path / "index.sqlite").exists()
+            for reader in readers:
+                reader.start()
+            readers[0].join(0.5)
+            assert seen == []
+            return publish_new(*args)
+
+        monkeypatch.setattr(index_swap, "publish_new", slow)
+        rebuild_index(tmp_path)
+        for reader in readers:
+            reader.join(30)
+    assert len(seen) == 2

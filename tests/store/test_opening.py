@@ -7,12 +7,17 @@ import os
 import shutil
 import sqlite3
 import subprocess
+import sys
+import tempfile
+import threading
 from pathlib import Path
 
 import pytest
 
-from kvstore.store.config import default_root
+from kvstore.errors import KVStoreError
+from kvstore.store.config import Paths, default_root, open_config
 from kvstore.store.entry_store import EntryStore
+from kvstore.store.opening import _open_frozen
 from kvstore.store.rebuild import rebuild_index
 from tests.builders import make_entry
 from tests.store.kit import child, clean, code_of, files, put, read_back
@@ -372,3 +377,88 @@ def test_an_index_of_no_version_is_damaged_and_can_be_made_anew(tmp_path: Path, 
     rebuild_index(tmp_path)
     with EntryStore.open(tmp_path) as store:
         read_back(store, made)
+
+
+def test_an_index_that_is_not_of_the_version_that_it_states(tmp_path: Path) -> None:
+    made = make_entry(1, 100)
+    with EntryStore.open(tmp_path) as store:
+        put(store, made, label="kept")
+    execute(tmp_path / "index.sqlite", "PRAGMA user_version=1")
+    assert code_of(EntryStore.open, tmp_path) == "STORE_CORRUPT"
+    rebuild_index(tmp_path)
+    with EntryStore.open(tmp_path) as store:
+        assert store.labels() == {"kept": made.entry_id}
+        read_back(store, made)
+
+
+def test_another_programs_database_may_be_moved_away(tmp_path: Path) -> None:
+    made = make_entry(1, 100)
+    with EntryStore.open(tmp_path) as store:
+        put(store, made)
+    index = tmp_path / "index.sqlite"
+    execute(index, "PRAGMA application_id=7")
+    with pytest.raises(KVStoreError, match="Move it away"):
+        EntryStore.open(tmp_path)
+    index.rename(tmp_path / "other")
+    with EntryStore.open(tmp_path) as store:
+        read_back(store, made)
+
+
+def test_a_copy_of_an_index_that_is_refused_is_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with EntryStore.open(tmp_path / "s") as store:
+        put(store, make_entry(1, 100))
+        shutil.copytree(tmp_path / "s", tmp_path / "copy")
+    execute(tmp_path / "copy" / "index.sqlite", "PRAGMA user_version=99")
+    (tmp_path / "tmp").mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "tmp"))
+    (tmp_path / "copy" / "index.sqlite-wal").write_bytes(b"any")
+    paths = Paths(tmp_path / "copy")
+    assert code_of(_open_frozen, paths, open_config(paths.root, create=False)) == "STORE_VERSION_UNSUPPORTED"
+    (tmp_path / "copy" / "index.sqlite").unlink()
+    (tmp_path / "copy" / "index.sqlite").mkdir()
+    assert code_of(_open_frozen, paths, open_config(paths.root, create=False)).startswith("STORE_")
+    assert list((tmp_path / "tmp").iterdir()) == []
+
+
+def test_closing_does_not_wait_for_another_writer(tmp_path: Path) -> None:
+    made = make_entry(1, 100)
+    with EntryStore.open(tmp_path) as store:
+        put(store, made)
+    reader = EntryStore.open(tmp_path, lock_timeout=600)
+    read_back(reader, made)
+    with EntryStore.open(tmp_path) as other, other._opened.index.write():
+        closing = threading.Thread(target=reader.close)
+        closing.start()
+        closing.join(60)
+        assert not closing.is_alive()
+
+
+def test_a_store_that_several_threads_use_while_its_index_is_made_anew(tmp_path: Path) -> None:
+    made = make_entry(1, 100)
+    errors: list[BaseException] = []
+    with EntryStore.open(tmp_path) as store:
+        put(store, made)
+
+        def use() -> None:
+            try:
+                for _ in range(200):
+                    assert [info.entry_id for info in store.entries()] == [made.entry_id]
+            except KVStoreError as error:
+                if error.code not in ("STORE_BUSY", "STORE_IO", "STORE_UNREADABLE"):
+                    errors.append(error)
+            except BaseException as error:
+                errors.append(error)
+
+        before = sys.getswitchinterval()
+        sys.setswitchinterval(1e-6)
+        try:
+            users = [threading.Thread(target=use) for _ in range(4)]
+            for user in users:
+                user.start()
+            for _ in range(10):
+                rebuild_index(tmp_path)
+            for user in users:
+                user.join()
+        finally:
+            sys.setswitchinterval(before)
+    assert errors == []

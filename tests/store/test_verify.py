@@ -16,6 +16,7 @@ from kvstore.format.object import encode_object
 from kvstore.store.entry_store import EntryStore
 from kvstore.store.findings import FINDINGS
 from kvstore.store.rebuild import rebuild_index
+from kvstore.store.remove import doom_entries, sweep_doomed
 from kvstore.store.temp import boot_id
 from tests.builders import MadeEntry, make_entry
 from tests.store.kit import clean, code_of, files, flip, object_file, overwrite, put, read_back
@@ -352,3 +353,30 @@ def test_a_copied_store_is_a_store(tmp_path: Path, store: EntryStore, made: list
         for entry in made:
             read_back(copy, entry)
         clean(copy)
+
+
+def test_what_was_removed_does_not_come_back_with_a_new_index(store: EntryStore, made: list[MadeEntry]) -> None:
+    """Its rows are gone for good before its files are: a process may die in between."""
+    removed, *others = [entry.entry_id for entry in made]
+    doom_entries(store._opened, [removed])
+    rebuild_index(store.root)
+    assert {info.entry_id for info in store.entries()} == set(others)
+    assert code_of(store.info, removed) == "NOT_FOUND"
+    assert store.receipts(removed) == []
+    sweep_doomed(store._opened)
+    assert not list((store.root / "manifests").rglob(f"{removed[7:]}.json"))
+    assert len(list((store.root / "receipts").rglob("*.json"))) == len(others)
+    # Objects that only it needed are nobody's now.
+    assert {finding.code for finding in store.verify(deep=True).findings} <= {"ORPHAN_OBJECT"}
+
+
+def test_a_note_of_removal_does_not_take_an_entry_that_is_there(store: EntryStore, made: list[MadeEntry]) -> None:
+    with store._opened.index.write() as connection:
+        for entry in made:
+            path = store._opened.manifests.relative(entry.entry_id)
+            connection.exec_driver_sql("INSERT INTO doomed_files VALUES (?)", (path,))
+    rebuild_index(store.root)
+    assert {info.entry_id for info in store.entries()} == {entry.entry_id for entry in made}
+    assert sweep_doomed(store._opened) == 0
+    for entry in made:
+        read_back(store, entry)
