@@ -10,7 +10,9 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Final, Self
 
-__all__ = ["NOISY_CORES", "QUIET_WAIT", "Others", "cores", "facts", "quiet_wait", "set_quiet_wait", "wait_until_quiet"]
+from kvstore.store.parallel import worker_count
+
+__all__ = ["NOISY_CORES", "QUIET_WAIT", "Others", "facts", "quiet_wait", "set_quiet_wait", "wait_until_quiet"]
 
 NOISY_CORES: Final = 0.2
 """More than this taken by others, and a row is marked."""
@@ -24,15 +26,10 @@ _VARIABLE: Final = "KVSTORE_BENCH_QUIET_WAIT"
 """Passed on to the processes that measure."""
 
 
-def cores() -> int:
-    """Cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
 def facts() -> dict[str, Any]:
     """What the figures depend on."""
     return {
-        "processor": _processor(), "cores": cores(), "system": platform.system(),
+        "processor": _processor(), "cores": worker_count(), "system": platform.system(),
         "python": platform.python_version(),
         **{name: version(name) for name in ("mlx", "mlx-lm", "numpy", "zstandard")},
     }  # fmt: skip

@@ -7,7 +7,7 @@ those codecs use little. The seven mantissa bits are drawn anew, since real ones
 value must not be found by a search for repeats. The first layer's values depend on their token alone, so there whole
 rows are drawn, one for each token, with the frequencies of the real text; a text of ``n`` times its length gets ``n``
 times as many different tokens, which is more than a real text has, so repeats are rather too rare. How close this
-comes is printed with the figures: the ratio that each codec reaches on real and on synthetic arrays.
+comes is to be seen in the figures: the ratios that R1 and a put reach on the real ``gemma-2000`` and on ``qwen-8000``.
 """
 
 from __future__ import annotations
