@@ -195,7 +195,7 @@ def check_annotation(name: str, value: Json) -> str:
 
 
 def touch(opened: Opened, entry_id: Digest) -> None:
-    """Note that an entry was used or put again, at most once an hour, where nobody else is writing and there is room for it."""
+    """Note that an entry was used, or put again: once an hour, where nobody else is writing and there is room."""
     now = now_micros()
     (read, last), opened.last_read = opened.last_read, (None, None)
     if read != entry_id:
