@@ -2,19 +2,21 @@
 
 Under the write lock no other put publishes and no collection removes, so what is seen
 here stays true until the commit. If anything fails before the commit, the files that
-were moved are removed again while the lock is still held. After the commit has begun
-they are left alone: it may have succeeded, and then they belong to live rows.
+were moved are removed again while the lock is still held. A commit that fails may have
+succeeded all the same: then the lock is taken again, and files that rows name stay.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
 import sqlalchemy as sa
 
+from kvstore.errors import KVStoreError
 from kvstore.format.digest import Digest
 from kvstore.format.groups import PayloadRef
 from kvstore.format.receipt import Receipt
@@ -24,6 +26,7 @@ from kvstore.store.damage import heal_entries
 from kvstore.store.documents import Documents
 from kvstore.store.entries import add_notes, annotate_entry, label_entry
 from kvstore.store.fs import os_errors
+from kvstore.store.index import once
 from kvstore.store.locations import Location, find_locations
 from kvstore.store.objects import ObjectName, Staged, stored_digest
 from kvstore.store.opening import Opened
@@ -62,11 +65,12 @@ class _Moves:
 
     def document(self, documents: Documents, path: Path, digest: Digest, data: bytes) -> None:
         """Publish a document, unless it is there: a file that a row may refer to is never written again."""
+        # Whoever put it there may have died before it was flushed.
+        self._folders |= documents.folders(digest)
         found = documents.read(digest, len(data))
         if found == data:
             return
         documents.publish(path, digest)
-        self._folders |= documents.folders(digest)
         if found is None:
             self._documents.append((documents, digest))
 
@@ -74,10 +78,35 @@ class _Moves:
         self._opened.sync(self._folders | self._opened.objects.folders(self._objects))
 
     def take_back(self) -> None:
-        for name in self._objects:
-            self._opened.objects.remove(name)
-        for documents, digest in self._documents:
+        while self._objects:
+            self._opened.objects.remove(self._objects.pop())
+        while self._documents:
+            documents, digest = self._documents.pop()
             documents.remove(digest)
+
+    def take_back_unnamed(self, namespace: str) -> None:
+        """After a commit that failed, without the lock and perhaps not for good: its rows say what may be removed."""
+        if not self._objects and not self._documents:
+            return
+        with suppress(KVStoreError), self._opened.index.write(once()) as connection:
+            rows = find_locations(connection, namespace, [name.payload for name in self._objects])
+            named = {location.name for location in rows.values()}
+            self._objects = [name for name in self._objects if name not in named]
+            self._documents = [pair for pair in self._documents if not _has_row(connection, pair[1])]
+            self.take_back()
+
+
+_IS_NAMED: Final = Prepared(
+    sa.union_all(
+        sa.select(sa.literal_column("1")).where(entries.c.entry_id == sa.bindparam("digest")),
+        sa.select(sa.literal_column("1")).where(receipts.c.digest == sa.bindparam("digest")),
+    )
+)
+
+
+def _has_row(connection: sa.Connection, digest: Digest) -> bool:
+    """Whether a manifest or a receipt is named by a row."""
+    return _IS_NAMED.first(connection, digest=digest) is not None
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +125,8 @@ def _usable_size(opened: Opened, location: Location | None) -> int | None:
     """The size of a payload's file that can be used as it lies there, live or doomed; None where there is none.
 
     One of another size than its row states can be used as well if it has the digest in its name: that proves the
-    bytes, and the row does not.
+    bytes, and the row does not. One of the same size is not read, or a conversation would read all of itself at every
+    turn: damage of that kind is found by the next load, and healed by the next put.
     """
     if location is None or location.state not in (LIVE, DOOMED):
         return None
@@ -143,8 +173,8 @@ def commit(
     """
     drafts = _draft(opened, session, put, len(staged), sum(item.size for item in staged.values()))
     moves = _Moves(opened)
-    with opened.index.write(checkpoint) as connection:
-        try:
+    try:
+        with opened.index.write(checkpoint) as connection:
             choice = _choose(opened, connection, put, staged)
             if choice is None:
                 return None
@@ -152,13 +182,24 @@ def commit(
             if len(choice.published) != drafts.receipt.facts["objects_written"]:
                 # Another put was faster with some of them; rare enough to pay for it under the lock.
                 drafts = _draft(opened, session, put, len(choice.published), written)
-            _move(opened, put, choice, drafts, moves)
-            created = _record(opened, connection, put, choice, drafts.receipt)
-        except BaseException:
-            moves.take_back()
-            raise
+            created = _publish(opened, connection, put, choice, drafts, moves)
+    except BaseException:
+        moves.take_back_unnamed(put.manifest.namespace)
+        raise
     reused = len(choice.used) + len(choice.raised)
     return Outcome(created, drafts.receipt, written, len(choice.published), reused)
+
+
+def _publish(
+    opened: Opened, connection: sa.Connection, put: Put, choice: Choice, drafts: _Drafts, moves: _Moves
+) -> bool:
+    """Files, then rows; tells whether the entry is new. What fails here is taken back while the lock is held."""
+    try:
+        _move(opened, put, choice, drafts, moves)
+        return _record(opened, connection, put, choice, drafts.receipt)
+    except BaseException:
+        moves.take_back()
+        raise
 
 
 def _draft(opened: Opened, session: Session, put: Put, written: int, stored_bytes: int) -> _Drafts:

@@ -27,7 +27,7 @@ from sqlalchemy.exc import DBAPIError, DisconnectionError, SQLAlchemyError, Stat
 
 from kvstore.errors import KVStoreError, fail
 from kvstore.store.findings import REBUILD
-from kvstore.store.sqlite_file import connect
+from kvstore.store.sqlite_file import IndexConnection, connect, file_identity, fold_log
 
 __all__ = ["DEFAULT_LOCK_TIMEOUT", "Index", "database_error", "once"]
 
@@ -103,6 +103,16 @@ class Index:
             # Rolls back whatever was not committed.
             connection.close()
 
+    def fold(self) -> None:
+        """Bring everything into the file itself. See :func:`kvstore.store.sqlite_file.fold_log`.
+
+        Raises:
+            SpaceError, BusyError, StoreError: as of a write.
+        """
+        with _typed(self.path), self._open().connect() as connection:
+            driver: Any = connection.connection.driver_connection
+            fold_log(driver)
+
     def refuse_read_only(self) -> None:
         """Raise STORE_READ_ONLY where the store was opened for reading."""
         if self.read_only:
@@ -139,7 +149,7 @@ class Index:
 
     def _require_same_file(self, connection: sa.Connection) -> None:
         """Rows written to an index that somebody has replaced are lost: they must not be acknowledged."""
-        if connection.info["file"] != _identity(self.path):
+        if connection.info["file"] != file_identity(self.path):
             raise fail("STORE_BUSY", f"the index at {self.path} was replaced just now", fix="Try again.")
 
     def _open(self) -> sa.Engine:
@@ -163,11 +173,11 @@ class Index:
 
         @sa.event.listens_for(engine, "connect")
         def _remember(connection: Any, record: Any) -> None:
-            record.info["file"] = _identity(self.path)
+            record.info["file"] = connection.file
 
         @sa.event.listens_for(engine, "checkout")
         def _still_there(connection: Any, record: Any, proxy: Any) -> None:
-            if record.info["file"] != _identity(self.path):
+            if record.info["file"] != file_identity(self.path):
                 raise DisconnectionError("the index was replaced")
 
         @sa.event.listens_for(engine, "begin")
@@ -177,7 +187,7 @@ class Index:
 
         return engine
 
-    def _connect_or_make(self) -> sqlite3.Connection:
+    def _connect_or_make(self) -> IndexConnection:
         """A connection; where the file went between the look for it and its opening, to what is made in its place."""
         try:
             return self._connect()
@@ -197,14 +207,6 @@ def once() -> Callable[[], None]:
             raise fail("STORE_BUSY", "another process is writing to the store", fix="Try again.")
 
     return checkpoint
-
-
-def _identity(path: Path) -> tuple[int, int] | None:
-    try:
-        status = path.stat()
-    except OSError:
-        return None
-    return status.st_dev, status.st_ino
 
 
 @contextmanager

@@ -7,7 +7,7 @@ its files stay where they are. Other writers wait meanwhile.
 
 from __future__ import annotations
 
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -36,7 +36,7 @@ from kvstore.store.opening import Opened, make_index
 from kvstore.store.put import Put
 from kvstore.store.rows import Choice, write_entry, write_objects
 from kvstore.store.salvage import Salvage, salvage, storable
-from kvstore.store.schema import doomed_files, receipts
+from kvstore.store.schema import DOOMED, doomed_files, objects, receipts
 from kvstore.store.temp import Session
 
 __all__ = ["Rebuilt", "rebuild_index", "rebuild_locked"]
@@ -84,6 +84,7 @@ def rebuild_locked(paths: Paths) -> Rebuilt:
         opened = Opened(paths, config, Index(fresh))
         try:
             result = _fill(opened, salvage(old))
+            opened.index.fold()
         finally:
             opened.index.close()
         swap_index(paths, fresh)
@@ -107,10 +108,24 @@ def _fill(opened: Opened, old: Salvage) -> Rebuilt:
                 result.skipped.append((digest, error.code, error.message))
             else:
                 result.entries += 1
+        _restore_doomed(opened, connection, old)
         old.restore_labels(connection)
         old.restore_leases(connection)
         result.objects = connection.execute(sa.text("SELECT count(*) FROM objects")).scalar_one()
     return result
+
+
+def _restore_doomed(opened: Opened, connection: sa.Connection, old: Salvage) -> None:
+    """What was removed with its entries and is still there stays to be removed, unless an entry has it now."""
+    for namespace, name, raw_size in old.doomed_objects:
+        with suppress(KVStoreError):
+            found = opened.objects.identify(name)
+            if found is None or find_locations(connection, namespace, [name.payload]):
+                continue
+            connection.execute(objects.insert().values(
+                namespace=namespace, payload=name.payload, stored=name.stored, raw_size=raw_size,
+                stored_size=found[1], state=DOOMED, verified=None, created_at=0,
+            ))  # fmt: skip
 
 
 def _object_files(opened: Opened) -> dict[Digest, list[ObjectName]]:
@@ -170,7 +185,11 @@ def _made_at(opened: Opened, files: _Files, old: Salvage, entry_id: Digest) -> i
         return old.times[entry_id][0]
     if entry_id in files.written:
         return text_micros(files.written[entry_id][0].made_at)
-    return opened.manifests.path(entry_id).stat().st_mtime_ns // 1000
+    try:
+        return opened.manifests.path(entry_id).stat().st_mtime_ns // 1000
+    except OSError:
+        # A link that leads nowhere, or a file that has just gone: it is reported when its turn comes.
+        return 0
 
 
 def _add(opened: Opened, connection: sa.Connection, files: _Files, entry_id: Digest) -> None:

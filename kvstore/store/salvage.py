@@ -10,7 +10,7 @@ import sqlite3
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
 
 import sqlalchemy as sa
 
@@ -19,9 +19,13 @@ from kvstore.format.digest import Digest
 from kvstore.format.json import Json
 from kvstore.store.entries import annotate_entry, check_annotation, label_entry
 from kvstore.store.naming import entry_key
-from kvstore.store.schema import entries, leases
+from kvstore.store.objects import ObjectName
+from kvstore.store.schema import DOOMED, entries, leases
 
 __all__ = ["Salvage", "salvage", "storable"]
+
+
+_DIGEST_BYTES: Final = 32
 
 
 @dataclass(slots=True)
@@ -34,6 +38,7 @@ class Salvage:
         annotations: Name to value.
         leases: Owner to entry, time of taking and end.
         doomed: Paths of documents whose entries were removed, and which may be there still.
+        doomed_objects: The same of objects: namespace, name, bytes of the payload.
     """
 
     times: dict[Digest, tuple[int, int, int]] = field(default_factory=dict)
@@ -41,6 +46,7 @@ class Salvage:
     annotations: dict[Digest, dict[str, Json]] = field(default_factory=dict)
     leases: dict[str, tuple[Digest, int, int]] = field(default_factory=dict)
     doomed: set[str] = field(default_factory=set)
+    doomed_objects: list[tuple[str, ObjectName, int]] = field(default_factory=list)
 
     def restore_entry(self, connection: sa.Connection, entry_id: Digest) -> None:
         """Give an entry of the new index its times, pin and annotations back."""
@@ -99,6 +105,10 @@ def salvage(old: sqlite3.Connection | None) -> Salvage:
     query = "SELECT owner, entry_id, taken_at, expires_at FROM leases JOIN entries USING (entry_key)"
     for owner, entry_id, taken_at, expires_at in _rows(old, query, str, bytes, int, int):
         found.leases[owner] = (_digest(entry_id), taken_at, expires_at)
+    query = "SELECT state, namespace, payload, stored, raw_size FROM objects"
+    for state, namespace, payload, stored, raw_size in _rows(old, query, str, str, bytes, bytes, int):
+        if state == DOOMED and len(payload) == len(stored) == _DIGEST_BYTES:
+            found.doomed_objects.append((namespace, ObjectName(_digest(payload), _digest(stored)), raw_size))
     found.doomed = {path for (path,) in _rows(old, "SELECT path FROM doomed_files", str)}
     return found
 

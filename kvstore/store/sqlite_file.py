@@ -21,8 +21,8 @@ from kvstore.store.fs import publish_new, sync_path
 from kvstore.store.schema import METADATA
 
 __all__ = [
-    "APPLICATION_ID", "SCHEMA_VERSION", "check_file", "connect", "make_file", "readable_copy",
-    "require_ours",
+    "APPLICATION_ID", "SCHEMA_VERSION", "IndexConnection", "check_file", "connect", "file_identity", "fold_log",
+    "make_file", "readable_copy", "require_ours",
 ]  # fmt: skip
 
 APPLICATION_ID: Final = 0x4B565354
@@ -49,21 +49,58 @@ MIGRATIONS: Final[tuple[Callable[[sqlite3.Connection], None], ...]] = (_add_leas
 SCHEMA_VERSION: Final = len(MIGRATIONS) + 1
 
 
+class IndexConnection(sqlite3.Connection):
+    """A connection that knows its file.
+
+    Attributes:
+        file: Device and inode of the file that it reads and writes, with the log of that file and of no other.
+    """
+
+    file: tuple[int, int] | None = None
+
+
+def file_identity(path: Path) -> tuple[int, int] | None:
+    """Device and inode of the file of that name, or None where there is none."""
+    try:
+        status = path.stat()
+    except OSError:
+        return None
+    return status.st_dev, status.st_ino
+
+
 def connect(
     path: Path, *, read_only: bool = False, immutable: bool = False, timeout: float = 1.0, full: bool = False
-) -> sqlite3.Connection:
+) -> IndexConnection:
     """A connection with every pragma set; never creates the file.
 
     Args:
         immutable: Nothing can change the file and nothing can be made beside it (read-only medium).
         timeout: Seconds that SQLite itself waits for a lock.
         full: On macOS flush the drive's own cache with every commit.
+
+    Raises:
+        sqlite3.Error: as it comes; for a file that is no database, too.
     """
+    while True:
+        before = file_identity(path)
+        connection = _connect(path, read_only=read_only, immutable=immutable, timeout=timeout, full=full)
+        # SQLite opens the log by its name. Where the file was exchanged meanwhile, that log is another file's.
+        if file_identity(path) == before:
+            connection.file = before
+            return connection
+        connection.close()
+
+
+def _connect(path: Path, *, read_only: bool, immutable: bool, timeout: float, full: bool) -> IndexConnection:
     mode = "ro&immutable=1" if immutable else "ro" if read_only else "rw"
     uri = f"file:{quote(os.fsencode(path.absolute()))}?mode={mode}"
-    connection = sqlite3.connect(uri, uri=True, check_same_thread=False, isolation_level=None, timeout=timeout)
+    connection = sqlite3.connect(
+        uri, uri=True, check_same_thread=False, isolation_level=None, timeout=timeout, factory=IndexConnection
+    )
     try:
         _configure(connection, full=full)
+        # Opens the log.
+        connection.execute("SELECT count(*) FROM sqlite_schema").fetchone()
     except BaseException:
         connection.close()
         raise
@@ -102,10 +139,25 @@ def make_file(path: Path, temporary: Path) -> None:
             connection.execute(statement)
         connection.execute(f"PRAGMA user_version={SCHEMA_VERSION}")
         connection.execute("COMMIT")
+        fold_log(connection)
     finally:
         connection.close()
     publish_new(temporary, path)
     sync_path(path.parent)
+
+
+def fold_log(connection: sqlite3.Connection) -> None:
+    """Bring everything that is in the log into the file, which is then the whole index.
+
+    The last connection that is closed does so as well, but does not tell where it cannot, as on a full volume.
+
+    Raises:
+        sqlite3.Error: as it comes.
+        BusyError: STORE_BUSY where another connection reads the log.
+    """
+    (busy, _, _) = connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
+    if busy:
+        raise fail("STORE_BUSY", "another process reads a new index", fix="Try again.")
 
 
 def check_file(path: Path, connection: sqlite3.Connection, *, read_only: bool) -> None:

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import fcntl
 import os
+import sqlite3
 import threading
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 
 from kvstore.errors import KVStoreError
-from kvstore.store import index_swap, rebuild
+from kvstore.store import index_swap, rebuild, sqlite_file
 from kvstore.store.config import Paths
 from kvstore.store.entry_store import EntryStore
 from kvstore.store.fs import publish_new
@@ -273,3 +275,39 @@ def test_readers_wait_while_the_index_is_exchanged(tmp_path: Path, monkeypatch: 
         for reader in readers:
             reader.join(30)
     assert len(seen) == 2
+
+
+_REBUILD = """
+import sys
+from pathlib import Path
+from kvstore.store.rebuild import rebuild_index
+rebuild_index(Path(sys.argv[1]))
+"""
+
+
+def test_a_connection_never_has_the_log_of_another_index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """SQLite opens the log by its name, which an exchange may have given to the new index since the file was opened."""
+    made = [make_entry(number, 300, layers=1) for number in range(1, 62)]
+    with EntryStore.open(tmp_path) as store:
+        for number, entry in enumerate(made[:-1]):
+            put(store, entry, label=f"label-{number}")
+        # The new index has other pages than the old one.
+        store.remove([entry.entry_id for entry in made[:50]])
+    exchanged: list[bool] = []
+    configure = sqlite_file._configure
+
+    def late(connection: sqlite3.Connection, *, full: bool) -> None:
+        # The file is open and its log is not.
+        if not exchanged:
+            exchanged.append(True)
+            child(_REBUILD, tmp_path)
+        configure(connection, full=full)
+
+    with EntryStore.open(tmp_path) as store:
+        store._opened.index.close()
+        monkeypatch.setattr(sqlite_file, "_configure", late)
+        put(store, made[-1])
+    assert exchanged
+    held(tmp_path, *made[50:])
+    with closing(sqlite3.connect(tmp_path / "index.sqlite")) as connection:
+        assert connection.execute("PRAGMA integrity_check").fetchall() == [("ok",)]

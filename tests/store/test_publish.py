@@ -299,6 +299,19 @@ def test_the_folder_of_a_manifest_that_is_written_again_is_flushed(
     assert path.parent in flushed
 
 
+def test_the_folder_of_a_manifest_that_a_dead_put_left_is_flushed(
+    store: EntryStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = make_entry(16, 20)
+    path = store.root / "manifests" / made.entry_id[7:9] / f"{made.entry_id[7:]}.json"
+    path.parent.mkdir(parents=True)
+    path.write_bytes(made.manifest.data)
+    flushed: set[Path] = set()
+    monkeypatch.setattr(store._opened, "sync", flushed.update)
+    assert put(store, made).created
+    assert path.parent in flushed
+
+
 def test_a_store_deleted_while_open_begins_anew(store: EntryStore) -> None:
     first, second = make_entry(17, 300), make_entry(18, 300)
     put(store, first)

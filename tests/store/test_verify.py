@@ -366,8 +366,22 @@ def test_what_was_removed_does_not_come_back_with_a_new_index(store: EntryStore,
     sweep_doomed(store._opened)
     assert not list((store.root / "manifests").rglob(f"{removed[7:]}.json"))
     assert len(list((store.root / "receipts").rglob("*.json"))) == len(others)
-    # Objects that only it needed are nobody's now.
-    assert {finding.code for finding in store.verify(deep=True).findings} <= {"ORPHAN_OBJECT"}
+    clean(store)
+
+
+@pytest.mark.parametrize("target", ["/nonexistent/file", "itself"])
+def test_a_link_that_leads_nowhere_does_not_keep_the_index_from_being_made(
+    store: EntryStore, made: list[MadeEntry], target: str
+) -> None:
+    name = f"{'ab' * 32}.json"
+    link = store.root / "manifests" / "ab" / name
+    link.parent.mkdir(exist_ok=True)
+    link.symlink_to(name if target == "itself" else target)
+    result = rebuild_index(store.root)
+    assert result.entries == len(made)
+    assert [digest for digest, _, _ in result.skipped] == [f"sha256:{'ab' * 32}"]
+    lose(store)
+    assert len(store.entries()) == len(made)
 
 
 def test_a_note_of_removal_does_not_take_an_entry_that_is_there(store: EntryStore, made: list[MadeEntry]) -> None:
