@@ -14,7 +14,6 @@ MIB: Final = 2**20
 _PLAIN: Final = ("gemma-2000", "qwen-8000")
 _QUANTIZED: Final = ("qwen-8000-q8", "qwen-8000-q4")
 _LARGE: Final = ("llama-8192",)
-_OTHER_LIMITS: Final = frozenset((*_QUANTIZED, *_LARGE))
 _HEAVY: Final = {
     "kvstore --help": ("mlx", "mlx_lm", "transformers", "sqlalchemy"),
     "kvstore ls": ("mlx_lm", "transformers"),
@@ -79,10 +78,10 @@ Facts = Mapping[str, Any]
 
 
 def figures(document: Facts) -> list[Figure]:
-    """Every target; those of parts that the run left out have no value."""
+    """Every target; those of parts that the run left out have no value, and a quick run's small cache has none."""
     speed: Mapping[str, Facts] = document.get("speed") or {}
     found: list[Figure] = []
-    for case in dict.fromkeys((*_PLAIN, *(name for name in speed if name not in _OTHER_LIMITS))):
+    for case in _PLAIN:
         found += _speed(case, speed.get(case))
     for case in _QUANTIZED:
         found += _quantized(case, speed.get(case))

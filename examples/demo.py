@@ -218,8 +218,11 @@ def model_folder(model: str | None) -> str:
     if model is None:
         subprocess.run([sys.executable, str(ROOT / "scripts" / "make_model.py")], check=True)  # noqa: S603
         return str(DEMO_MODEL)
-    if Path(model).is_dir():
-        return model
+    path = Path(os.path.expanduser(model))  # noqa: PTH111 - that of Path raises where nobody has the name
+    if path.is_dir():
+        return str(path)
+    if looks_like_a_path(model):
+        raise ModelError(f"there is no such folder: {model!r}")
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
@@ -228,6 +231,12 @@ def model_folder(model: str | None) -> str:
         return str(snapshot_download(model, allow_patterns=kinds))
     except (HFValidationError, HfHubHTTPError, LocalEntryNotFoundError) as error:
         raise ModelError(f"{model!r} is no folder, and the hub does not give it: {error}") from error
+
+
+def looks_like_a_path(model: str) -> bool:
+    """Whether a name is meant for a folder here and not for a model on the hub, which has one slash at most."""
+    beside = "/" in model and Path(model).parent.is_dir()
+    return model.startswith(("/", "./", "../", "~")) or model.count("/") > 1 or beside
 
 
 def with_one_bit_changed(folder: Path, target: Path) -> Path:

@@ -9,9 +9,11 @@ left is an entry of its own, found only where the method is named.
 from __future__ import annotations
 
 import argparse
+import sys
 from pathlib import Path
 
 import mlx.core as mx
+from mlx_lm.models.cache import KVCache, make_prompt_cache
 
 import kvstore
 from kvstore.format.manifest import MethodRecord
@@ -27,6 +29,9 @@ def main() -> None:
         parser.add_argument(f"--{name}", required=True)
     given = parser.parse_args()
     model = kvstore.load_model(given.model)
+    others = {type(cache).__name__ for cache in make_prompt_cache(model.model) if type(cache) is not KVCache}
+    if others:
+        sys.exit(f"error: {given.model} has layers with a {', '.join(sorted(others))}; all must have a KVCache")
     ids = model.tokenizer.encode(Path(given.document).read_text())
     with kvstore.Store.open(given.store) as store:
         # The experiment: which positions stay, by layer (or by layer and head), is all that a method decides.

@@ -34,8 +34,9 @@ def document(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def demo(home: Path, *args: object) -> subprocess.CompletedProcess[str]:
     env = {**os.environ, "MLX_DISABLE_COMPILE": "1", "XDG_CACHE_HOME": str(home), "HF_HUB_OFFLINE": "1"}
     return subprocess.run(
-        [sys.executable, str(DEMO), *[str(arg) for arg in args]], capture_output=True, text=True, check=False, env=env
-    )
+        [sys.executable, str(DEMO), *[str(arg) for arg in args]], capture_output=True, text=True, check=False, env=env,
+        cwd=ROOT,
+    )  # fmt: skip
 
 
 def test_the_demo_runs_and_every_promise_is_kept(tmp_path: Path, model: Path, document: Path) -> None:
@@ -46,11 +47,16 @@ def test_the_demo_runs_and_every_promise_is_kept(tmp_path: Path, model: Path, do
     assert done.stdout.endswith("Every promise was kept.\n")
 
 
-@pytest.mark.parametrize("model", ["/no/such/folder", "nobody/nothing"])
-def test_a_model_that_is_not_there_is_an_error_in_words(tmp_path: Path, model: str) -> None:
+@pytest.mark.parametrize("model", ["/no/such/folder", "./none", "~/none", "no/such/folder", "tests/none"])
+def test_a_path_that_leads_nowhere_is_not_looked_up_on_the_hub(tmp_path: Path, model: str) -> None:
     done = demo(tmp_path, "--model", model)
+    assert (done.returncode, done.stderr) == (2, f"error: there is no such folder: {model!r}\n")
+
+
+def test_a_model_that_is_not_there_is_an_error_in_words(tmp_path: Path) -> None:
+    done = demo(tmp_path, "--model", "nobody/nothing")
     assert done.returncode == 2
-    assert done.stderr.startswith(f"error: {model!r} is no folder, and the hub does not give it")
+    assert done.stderr.startswith("error: 'nobody/nothing' is no folder, and the hub does not give it")
     assert "Traceback" not in done.stderr
 
 
@@ -75,13 +81,25 @@ def test_a_model_that_is_the_same_is_not_refused_and_that_is_an_error(
     assert "a model with other weights found the entry" in done.stderr
 
 
-def test_the_compression_experiment(tmp_path: Path, document: Path) -> None:
-    model = real_folder(tmp_path / "model", CONFIGS["qwen3"])
-    done = subprocess.run(
+def thin(home: Path, model: Path, document: Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
         [sys.executable, str(DEMO.with_name("thin.py")), "--model", model, "--document", document,
-         "--store", tmp_path / "store"], capture_output=True, text=True, check=False,
-        env={**os.environ, "MLX_DISABLE_COMPILE": "1", "XDG_CACHE_HOME": str(tmp_path), "PYTHONPATH": str(ROOT)},
+         "--store", home / "store"], capture_output=True, text=True, check=False,
+        env={**os.environ, "MLX_DISABLE_COMPILE": "1", "XDG_CACHE_HOME": str(home), "PYTHONPATH": str(ROOT)},
     )  # fmt: skip
+
+
+def test_the_compression_experiment_needs_layers_that_keep_every_token(
+    tmp_path: Path, model: Path, document: Path
+) -> None:
+    done = thin(tmp_path, model, document)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr == f"error: {model} has layers with a RotatingKVCache; all must have a KVCache\n"
+    assert not (tmp_path / "store").exists()
+
+
+def test_the_compression_experiment(tmp_path: Path, document: Path) -> None:
+    done = thin(tmp_path, real_folder(tmp_path / "model", CONFIGS["qwen3"]), document)
     assert done.returncode == 0, done.stderr
     entry, without, restored = done.stdout.splitlines()
     assert entry.endswith(": 17 of 49 positions")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
@@ -13,8 +14,9 @@ import pytest
 
 from kvstore import errors
 from kvstore.cli.main import VERBS
-from tests.runtime.model_folders import real_folder
+from tests.runtime.model_folders import edit_json, real_folder
 from tests.runtime.tiny import CONFIGS
+from tests.tiny_models import TINY, make_tiny_model
 
 ROOT = Path(__file__).resolve().parents[1]
 README = (ROOT / "README.md").read_text()
@@ -73,10 +75,26 @@ def test_the_tour_prints_what_the_readme_says(place: Path) -> None:
 
 
 def test_the_library_example_runs(place: Path) -> None:
-    assert len(PYTHON) == 1
+    assert len(PYTHON) == 2
     printed = run(place, "-c", PYTHON[0])
     assert "Traceback" not in printed, printed
     assert (place / "my-store" / "kvstore.json").is_file()
+
+
+@pytest.mark.parametrize("chat", [False, True])
+def test_the_ids_are_those_that_cache_prompt_makes(tmp_path: Path, chat: bool) -> None:
+    model = make_tiny_model(tmp_path / "models" / "gemma-3-270m", TINY["gemma3_text"])
+    if not chat:
+        edit_json(model / "tokenizer_config.json", chat_template=...)
+    text = "In the beginning there was a prompt."
+    (tmp_path / "prompt.txt").write_text(text + "\n")
+    assert run(tmp_path, "-W", "ignore", "-c", PYTHON[1]) == ""
+    ids = json.loads((tmp_path / "ids.json").read_text())
+    assert len(ids) == 1 + chat + len(text)
+    cache = "cache.safetensors"
+    run(tmp_path, "-m", "mlx_lm", "cache_prompt", "--model", str(model), "--prompt", text, "--prompt-cache-file", cache)
+    put = run(tmp_path, "-m", "kvstore.cli", "put", cache, "--model", str(model), "--tokens", "ids.json")
+    assert put.startswith("sha256:"), put
 
 
 def test_every_verb_is_listed() -> None:

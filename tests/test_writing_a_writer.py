@@ -43,7 +43,7 @@ def test_the_commands_do_what_the_guide_says(tmp_path: Path) -> None:
     """With our own implementation in the place of the reader's."""
     (shell,) = re.findall(r"```sh\n(.*?)```", GUIDE, re.DOTALL)
     lines = [line.partition(" #")[0].strip() for line in shell.splitlines()]
-    assert lines[0] == "pip install kvstore"
+    assert lines[0] == "pip install ."
     program = tmp_path / "my-writer"
     program.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m kvstore.conformance "$@"\n')
     program.chmod(0o700)

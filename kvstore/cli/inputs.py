@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import sys
 from collections.abc import Callable, Mapping
@@ -25,6 +26,8 @@ __all__ = [
 F = TypeVar("F", bound=Callable[..., Any])
 _MAX_TOKEN_FILE: Final = 16 * MAX_TOKENS
 _STDIN: Final = "-"
+_SHOWN: Final = 60
+_NO_FILE: Final = (errno.ENOENT, errno.ENAMETOOLONG)
 # As in format.layers, which costs an import of numpy; a test holds them equal.
 _BITS: Final = click.Choice((2, 3, 4, 5, 6, 8))
 _GROUPS: Final = click.Choice((16, 32, 64, 128))
@@ -200,12 +203,20 @@ def _read(source: str, what: str) -> bytes:
             with Path(source).open("rb") as file:
                 data = file.read(_MAX_TOKEN_FILE + 1)
     except OSError as error:
-        raise fail("USAGE", f"the {what} {source} cannot be read: {error.strerror}") from error
+        raise _unreadable(source, what, error.strerror, no_file=error.errno in _NO_FILE) from error
     except ValueError as error:
-        raise fail("USAGE", f"the {what} {source} cannot be read: that is no path") from error
+        raise _unreadable(source, what, "that is no path", no_file=True) from error
     if len(data) > _MAX_TOKEN_FILE:
         raise fail("USAGE", f"the {what} {source}", expected=f"at most {_MAX_TOKEN_FILE} bytes", found="more")
     return data
+
+
+def _unreadable(source: str, what: str, why: str | None, *, no_file: bool) -> KVStoreError:
+    """What is no file may be the prompt itself, as mlx-lm takes it: a page of it would hide what is wrong."""
+    shown = source if len(source) <= _SHOWN or not no_file else source[:_SHOWN] + "…"
+    text = no_file and what == "prompt"
+    fix = "--prompt takes a file; for text: printf %s TEXT | kvstore ... --prompt -" if text else ""
+    return fail("USAGE", f"the {what} {shown} cannot be read: {why}", fix=fix)
 
 
 def _not_ids(source: str, found: Any) -> KVStoreError:

@@ -212,7 +212,7 @@ def _report_match(
     if worth is not None:
         session.output.say(
             f"{'worth it' if worth.pays else 'not worth it'}: {worth.restore_seconds:.3f} s to restore, "
-            f"{worth.prefill_seconds:.3f} s to prefill", level=0 if not worth.pays else 1,
+            f"{worth.prefill_seconds:.3f} s to prefill"
         )  # fmt: skip
     for reason in found.reasons:
         session.output.say(f"note: {reason.message}", level=1)

@@ -60,6 +60,9 @@ def put(session: Session, file: Path | None, **options: Any) -> None:
     """Store a KV cache: prefill a prompt, or take in an mlx-lm file.
 
       kvstore put --model M --prompt FILE      run the model over a prompt
+      kvstore put --model M --prompt FILE --chat
+                                               the same, as a user message that is still open:
+                                               what mlx_lm.generate goes on from with a chat model
       kvstore put --model M --tokens FILE      the same, for token ids
       kvstore put --model M --messages FILE    the same, for a conversation
       kvstore put CACHE.safetensors --model M --tokens FILE
@@ -79,7 +82,10 @@ def put(session: Session, file: Path | None, **options: Any) -> None:
     if not options["model"]:
         raise fail("USAGE", "put needs --model", fix="Name the model's folder, or its id in the hub cache.")
     if file is not None and not options["tokens"]:
-        raise fail("USAGE", "put FILE needs --tokens: the ids that the cache was computed from")
+        raise fail(
+            "USAGE", "put FILE needs --tokens: the ids that the cache was computed from",
+            fix="FILE is a cache; a text file is read with --prompt FILE.",
+        )  # fmt: skip
     require_one_prompt("put", options)
     if options["receipt"]:
         require_output(options["receipt"], force=options["force"])

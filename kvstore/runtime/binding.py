@@ -55,6 +55,11 @@ class BoundModel:
     _parameters: Mapping[str, Callable[[], Any]] = field(default_factory=dict, repr=False, compare=False)
     _snapshot: Snapshot | None = field(default=None, repr=False, compare=False)
 
+    def __repr__(self) -> str:
+        """Name and digest: the whole would be every line of the model and every file of the folder."""
+        name = self.identity.names.get("repo") or str(self.identity.path)
+        return f"<BoundModel {name} {self.identity.digest[:19]} {self.evidence}>"
+
     def _replaced(self, live: Mapping[str, Any]) -> list[str]:
         """Names of parameters that are others than at binding: new weights, an adapter, a quantization.
 

@@ -85,7 +85,7 @@ def _find(model: str | os.PathLike[str]) -> Located:
     if not (repo / "snapshots").is_dir():
         raise fail(
             "MODEL_FOLDER_INVALID", f"{name!r} is neither a folder nor a model in the hub cache {hub}",
-            fix="Download the model first; kvstore does not use the network.", path=name,
+            fix=f"If the hub has it, `hf download {name}` fetches it; kvstore does not use the network.", path=name,
         )  # fmt: skip
     return _snapshot_of(repo, name)
 

@@ -153,6 +153,14 @@ def test_medians_leave_out_what_is_summed() -> None:
     assert medians(less)["other_cores"] == 0
 
 
+def test_a_cache_without_targets_is_shown_and_not_judged() -> None:
+    quick = {"machine": MACHINE, "rounds": 3, "seconds": 60.0, **speed("gemma-500")}
+    assert {figure.met for figure in figures(quick)} == {None}
+    text = report.text(quick)
+    assert "0 of 0 targets that were measured are met. Not measured: gemma-2000;" in text
+    assert "gemma-500, medians of 7 rounds" in text
+
+
 def document() -> dict[str, Any]:
     lengths = [{"tokens": 2 * n, "prefill_seconds": n * 0.1, **task(0.01)} for n in (128, 250, 500, 1000)]
     names = ("zstd 1", "zstd 3", "zstd 9", "zstd 19", "gzip 6", "byte planes, zstd 1", "kvstore small", "kvstore fast")
@@ -175,6 +183,7 @@ def test_the_tables_say_what_is_missed_what_is_noisy_and_what_is_not_there() -> 
     assert row.startswith("| gemma-2000 |")
     assert "met" in row
     assert "0.50 !" in row
+    assert "R1 is the pipeline to beat" in text
     assert "6 of 7 targets that were measured are met. Not measured: qwen-8000" in text
     assert "While 1 were measured, marked !" in text
     widths = {line.count("|") for line in page.splitlines() if line.startswith("|") and "gemma-2000" in line}

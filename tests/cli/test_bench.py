@@ -29,6 +29,7 @@ def test_a_hit_is_judged_once_the_machine_was_measured(
     assert measured["prefill_tokens_per_second"] > 0
     assert measured["restore_bytes_per_second"] > 0
 
+    assert " s to restore, " in run(*asked[:-1]).err
     worth = run(*asked).document["worth"]
     assert worth["pays"] == (worth["restore_seconds"] < worth["prefill_seconds"])
     assert worth["prefill_seconds"] == pytest.approx(299 / measured["prefill_tokens_per_second"], rel=0.01)

@@ -20,37 +20,53 @@ SUFFIX = " And then?"
 MORE = 24
 
 
-def generated(model: Path, file: Path) -> subprocess.CompletedProcess[bytes]:
+def generated(model: Path, file: Path, *options: str) -> subprocess.CompletedProcess[bytes]:
     return subprocess.run(
         [sys.executable, "-m", "mlx_lm", "generate", "--model", str(model), "--prompt-cache-file", str(file),
-         "--prompt", SUFFIX, "--ignore-chat-template", "--max-tokens", str(MORE), "--temp", "0", "--verbose", "F"],
+         "--prompt", SUFFIX, *options, "--max-tokens", str(MORE), "--temp", "0", "--verbose", "F"],
         capture_output=True, check=False,
     )  # fmt: skip
 
 
-def never_saved(path: Path, count: int) -> str:
+def chat(tokenizer: Any, text: str, **options: bool) -> list[int]:
+    return list(tokenizer.apply_chat_template([{"role": "user", "content": text}], **options))
+
+
+def never_saved(path: Path, count: int, *, in_turn: bool = False) -> str:
     """What the same release makes of the same tokens, with a cache that was never saved."""
     loaded: Any = load(str(path))
     model, tokenizer = loaded[0], loaded[1]
-    filled = prefill(model, tokenizer.encode(TEXT))
+    begun = chat(tokenizer, TEXT, continue_final_message=True) if in_turn else tokenizer.encode(TEXT)
+    filled = prefill(model, begun)
     assert filled.token_ids.size == count
     ids = tokenizer.encode(SUFFIX)
+    if in_turn:
+        whole = chat(tokenizer, TEXT + SUFFIX, add_generation_prompt=True)
+        assert whole[:count] == begun
+        ids = whole[count:]
     return "".join(
         part.text for part in stream_generate(model, tokenizer, ids, max_tokens=MORE, prompt_cache=filled.cache)
     )
 
 
-@pytest.mark.parametrize("family", ["llama", "gemma3_text", "mamba2", "qwen3_next"])
-def test_it_continues(models: Path, kv: Run, tmp_path: Path, family: str) -> None:
-    model = make_tiny_model(models / f"text {family}", TINY[family], dtype="float32")
-    put = kv("put", "--model", model, "--prompt", "-", "--label", "a", "--json", stdin=TEXT)
+@pytest.mark.parametrize(
+    ("family", "in_turn"),
+    [("llama", False), ("gemma3_text", False), ("mamba2", False), ("qwen3_next", False), ("llama", True)],
+)
+def test_it_continues(models: Path, kv: Run, tmp_path: Path, family: str, in_turn: bool) -> None:
+    """A text; and a user's turn, which mlx-lm ends after the question."""
+    model = make_tiny_model(models / f"text {family} {in_turn}", TINY[family], dtype="float32")
+    more = ["--chat"] if in_turn else []
+    put = kv("put", "--model", model, "--prompt", "-", *more, "--label", "a", "--json", stdin=TEXT)
     assert put.code == 0, put.err
     file = tmp_path / "cache.safetensors"
     got = kv("get", "a", "--model", model, "-o", file, "--json")
     assert got.code == 0, got.err
-    ran = generated(model, file)
+    ran = generated(model, file, *([] if in_turn else ["--ignore-chat-template"]))
     assert ran.returncode == 0, ran.stderr
-    assert ran.stdout.decode().removesuffix("\n") == never_saved(model, got.document["token_count"])
+    assert ran.stdout.decode().removesuffix("\n") == never_saved(
+        model, got.document["token_count"], in_turn=in_turn
+    )
 
 
 def test_another_shape_is_another_release(filled: Run, model: Path, tmp_path: Path) -> None:

@@ -85,6 +85,18 @@ def test_what_is_no_file_is_a_wrong_call(tmp_path: Path, read: Callable[[str], o
         read(f"{tmp_path}/{name}")
 
 
+@pytest.mark.parametrize("text", ["Why?", "Why is the sky blue? " * 4, "Why is the sky blue? " * 400])
+def test_a_text_in_the_place_of_a_file_is_told_where_it_belongs(text: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        read_prompt(text)
+    assert str(caught.value).endswith("--prompt takes a file; for text: printf %s TEXT | kvstore ... --prompt -")
+    assert text[:60] in str(caught.value)
+    assert len(str(caught.value)) < 210
+    with pytest.raises(UsageError) as caught:
+        read_token_ids("none")
+    assert "--prompt" not in str(caught.value)
+
+
 def test_a_prompt_must_be_utf8(tmp_path: Path) -> None:
     file = tmp_path / "prompt"
     file.write_bytes(b"caf\xe9")

@@ -43,6 +43,11 @@ def live(path: Path, adapter: Path | None = None) -> Any:
     return mlx_lm.load(str(path), adapter_path=None if adapter is None else str(adapter))[0]
 
 
+def test_a_bound_model_is_shown_in_one_line(base: Path) -> None:
+    bound = load_model(base)
+    assert repr(bound) == f"<BoundModel {base} {bound.identity.digest[:19]} loaded>"
+
+
 def names(model: Any) -> list[str]:
     return [name for name, _ in tree_flatten(model.parameters())]
 

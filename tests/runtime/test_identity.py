@@ -421,7 +421,7 @@ def test_the_hub_cache_is_where_the_environment_says(
 
 def test_a_model_that_is_not_in_the_hub_cache(tmp_path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
-    with pytest.raises(InvalidError, match="Download the model first; kvstore does not use the network"):
+    with pytest.raises(InvalidError, match="`hf download some-org/some-model` fetches it; kvstore does not use"):
         ModelIdentity.from_path("some-org/some-model")
     hub_folder(tmp_path / "hub", folder, main="b" * 40)
     with pytest.raises(InvalidError, match="no whole snapshot"):
