@@ -59,10 +59,25 @@ def active_dropout(model: nn.Module) -> str | None:
 
     Training says nothing by itself: it is what a model is made in, and most models compute the same in it.
     """
-    for path, module in _modules(model, ""):
-        if vars(module).get(_KEPT, 1) != 1 and module.training:
-            return path or type(module).__name__
-    return None
+    if not _any_active(model):
+        return None
+    return next(path or type(module).__name__ for path, module in _modules(model, "") if _is_active(module))
+
+
+def _any_active(model: nn.Module) -> bool:
+    """As a walk over :func:`_modules`, which also makes their names: asked before every match, put and load."""
+    left: list[Any] = [model]
+    while left:
+        item = left.pop()
+        if isinstance(item, nn.Module) and _is_active(item):
+            return True
+        inner = item if isinstance(item, (list, tuple)) else item.values()
+        left += [each for each in inner if isinstance(each, (nn.Module, list, tuple, dict))]
+    return False
+
+
+def _is_active(module: nn.Module) -> bool:
+    return bool(vars(module).get(_KEPT, 1) != 1 and module.training)
 
 
 def _settings(model: nn.Module) -> Iterator[tuple[tuple[str, str], Any]]:
