@@ -75,7 +75,7 @@ def test_the_tour_prints_what_the_readme_says(place: Path) -> None:
 
 
 def test_the_library_example_runs(place: Path) -> None:
-    assert len(PYTHON) == 2
+    assert len(PYTHON) == 3
     printed = run(place, "-c", PYTHON[0])
     assert "Traceback" not in printed, printed
     assert (place / "my-store" / "kvstore.json").is_file()
@@ -95,6 +95,17 @@ def test_the_ids_are_those_that_cache_prompt_makes(tmp_path: Path, chat: bool) -
     run(tmp_path, "-m", "mlx_lm", "cache_prompt", "--model", str(model), "--prompt", text, "--prompt-cache-file", cache)
     put = run(tmp_path, "-m", "kvstore.cli", "put", cache, "--model", str(model), "--tokens", "ids.json")
     assert put.startswith("sha256:"), put
+
+
+def test_a_conversation_goes_on_where_it_was(tmp_path: Path) -> None:
+    make_tiny_model(tmp_path / "models" / "chat", TINY["qwen3"])
+    first, second = run(tmp_path, "-W", "ignore", "-c", PYTHON[2]).splitlines()
+    assert first.startswith("0 of ")
+    turn, follow = int(first.split()[2]), second.split()
+    assert turn <= int(follow[0]) < int(follow[2])
+    # In another process the same conversation is there up to the last token.
+    again = run(tmp_path, "-W", "ignore", "-c", PYTHON[2]).splitlines()[0].split()
+    assert int(again[0]) == int(again[2]) - 1
 
 
 def test_every_verb_is_listed() -> None:
